@@ -1,0 +1,39 @@
+# `make demo` and `make test` do all set-up themselves; both can be run again at any time.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help demo test lint clean
+
+help:
+	@echo "make demo   set up .venv and train the paper's zebra-stripe classifier with SGD and with PSGD"
+	@echo "make test   set up .venv, check style and types, run the tests"
+	@echo "make lint   the checks of make test that are not tests"
+	@echo "make clean  remove .venv and caches"
+
+# The stamp is written last, so an interrupted installation is done again.
+$(INSTALLED): pyproject.toml constraints.txt
+	@echo "== setting up $(VENV) (once; again when pyproject.toml or constraints.txt change)"
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "psgd needs Python 3.10 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(INSTALLED)
+
+demo: $(INSTALLED)
+	@echo "== psgd demo"
+	$(BIN)/psgd demo
+
+lint: $(INSTALLED)
+	@if git rev-parse --git-dir >/dev/null 2>&1; then \
+		echo "== pre-commit: ruff and mypy"; PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pre-commit run --all-files; \
+	else \
+		echo "== ruff and mypy"; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy; \
+	fi
+
+test: lint
+	@echo "== pytest"
+	$(BIN)/python -m pytest -n auto
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,0 +1,33 @@
+"""Preconditioned stochastic gradient descent for PyTorch."""
+
+from . import closed_form, diagnostics
+from .blocks import Affine, Joint, PerTensor
+from .criteria import c1, c2, c3
+from .groups import Dense, Diagonal, Kronecker, LimitedMemory
+from .normalize import MaxAbs, MaxDiag, Spectral
+from .optimizer import PSGD
+from .probes import FiniteDifference, HessianVector, Whitening
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "PSGD",
+    "Affine",
+    "Dense",
+    "Diagonal",
+    "FiniteDifference",
+    "HessianVector",
+    "Joint",
+    "Kronecker",
+    "LimitedMemory",
+    "MaxAbs",
+    "MaxDiag",
+    "PerTensor",
+    "Spectral",
+    "Whitening",
+    "c1",
+    "c2",
+    "c3",
+    "closed_form",
+    "diagnostics",
+]

@@ -1,0 +1,155 @@
+"""Which parameters share a ``Q``, and how they are packed into the array that it acts on."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .real import real
+
+
+@dataclass(frozen=True)
+class Block:
+    """Parameters that share a ``Q``: each is seen with a shape of its own, and all are joined along ``dim``.
+
+    ``unpack(pack(tensors))`` gives the tensors back, as real arrays.
+    """
+
+    #: positions in the optimizer's list of parameters
+    params: tuple[int, ...]
+    #: their own shapes, as real arrays
+    shapes: tuple[tuple[int, ...], ...]
+    #: their shapes within the block, never without an axis
+    views: tuple[tuple[int, ...], ...]
+    dim: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        first = list(self.views[0])
+        if len(self.views) > 1:
+            first[self.dim] = sum(view[self.dim] for view in self.views)
+        return tuple(first)
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def pack(self, tensors: Sequence[Tensor]) -> Tensor:
+        parts = [real(t).reshape(view) for t, view in zip(tensors, self.views, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
+
+    def unpack(self, block: Tensor) -> list[Tensor]:
+        if len(self.views) == 1:
+            return [block.reshape(self.shapes[0])]
+        parts = block.split([view[self.dim] for view in self.views], self.dim)
+        return [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+
+class Blocks(ABC):
+    """Divides the parameters of a param group into blocks."""
+
+    @abstractmethod
+    def divide(self, params: Sequence[tuple[int, Tensor]]) -> list[Block]:
+        """Take parameters with their positions, none of them empty."""
+
+
+@dataclass(frozen=True)
+class PerTensor(Blocks):
+    """Every parameter has a ``Q`` of its own: ``P`` is the direct sum of them."""
+
+    def divide(self, params: Sequence[tuple[int, Tensor]]) -> list[Block]:
+        blocks = []
+        for i, p in params:
+            shape = tuple(real(p).shape)
+            blocks.append(Block((i,), (shape,), (shape or (1,),)))
+        return blocks
+
+
+@dataclass(frozen=True)
+class Joint(Blocks):
+    """All parameters of a param group share one ``Q``, as one long vector."""
+
+    def divide(self, params: Sequence[tuple[int, Tensor]]) -> list[Block]:
+        if not params:
+            return []
+        _check_one_device(params, "Joint")
+        shapes = tuple(tuple(real(p).shape) for _, p in params)
+        return [Block(tuple(i for i, _ in params), shapes, tuple((math.prod(s),) for s in shapes))]
+
+
+@dataclass(frozen=True)
+class Affine(Blocks):
+    """The parameters of a layer as one matrix: ``[W b]``, or for a recurrent cell ``[W_ih W_hh b]``.
+
+    Each param group is one layer, with a weight whose first axis counts the outputs, and all its tensors must have
+    that many rows; ``Affine.groups(model)`` makes such groups. A group without a weight, or of one tensor, is treated
+    as by ``PerTensor``.
+
+    >>> from torch import nn
+    >>> [[tuple(p.shape) for p in group["params"]] for group in Affine.groups(nn.RNN(2, 50))]
+    [[(50, 2), (50, 50), (50,), (50,)]]
+    """
+
+    def divide(self, params: Sequence[tuple[int, Tensor]]) -> list[Block]:
+        weights = [p for _, p in params if p.ndim >= 2]
+        if not weights or len(params) == 1:
+            return PerTensor().divide(params)
+        rows = weights[0].shape[0]
+        if any(p.ndim == 0 or p.shape[0] != rows for _, p in params):
+            found = ", ".join(str(tuple(p.shape)) for _, p in params)
+            raise ValueError(
+                f"params: a group with tensors of shapes {found} is not one layer; Affine wants one param group for "
+                "each layer, as Affine.groups(model) makes them"
+            )
+        if any(p.is_complex() != weights[0].is_complex() for _, p in params):
+            raise ValueError("params: Affine wants the tensors of a layer to be all real or all complex")
+        _check_one_device(params, "Affine")
+        shapes = tuple(tuple(real(p).shape) for _, p in params)
+        pair = (2,) if weights[0].is_complex() else ()
+        views = tuple((rows, math.prod(p.shape[1:]), *pair) for _, p in params)
+        return [Block(tuple(i for i, _ in params), shapes, views, dim=1)]
+
+    @staticmethod
+    def groups(module: nn.Module, **options: Any) -> list[dict[str, Any]]:
+        """The param groups of a model for ``PSGD(…, blocks=Affine())``: one for each layer.
+
+        A layer is a module's own parameters, in the order in which they were registered. Those of one level and
+        direction of a recurrent network (names that end in ``_l0``, ``_l0_reverse``, …) make a layer each, and so do
+        the tensors of the recurrent cells. Parameters that do not fit the weight of their module, such as embeddings
+        beside a matrix or the scales of a normalisation, get groups of their own. Shared parameters appear once.
+
+        Args:
+            module: the model
+            options: numbers for every group, such as ``lr`` or ``weight_decay``
+        """
+        groups = []
+        seen: set[Tensor] = set()
+        for prefix, child in module.named_modules():
+            layers: dict[object, list[tuple[str, Tensor]]] = {}
+            rows: dict[object, int] = {}
+            for name, p in child.named_parameters(recurse=False):
+                if p in seen:
+                    continue
+                seen.add(p)
+                level: object = name.partition("_l")[2] if isinstance(child, nn.RNNBase) else ""
+                if level not in layers and p.ndim >= 2:
+                    rows[level] = p.shape[0]
+                fits = p.ndim >= 1 and rows.get(level) == p.shape[0]
+                layers.setdefault(level if fits else (level, name), []).append((f"{prefix}.{name}".lstrip("."), p))
+            groups += [{"params": layer, **options} for layer in layers.values()]
+        return groups
+
+
+def _check_one_device(params: Iterable[tuple[int, Tensor]], kind: str) -> None:
+    devices = {str(p.device) for _, p in params}
+    if len(devices) > 1:
+        raise ValueError(
+            f"params: a group on the devices {', '.join(sorted(devices))}; {kind} joins the tensors of a group, "
+            "so they must be on one device (use PerTensor, or a group for each device)"
+        )

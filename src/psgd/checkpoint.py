@@ -1,0 +1,90 @@
+"""What a state dict must look like: everything is checked and copied before any of it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import options
+
+#: entries that a state may lack: those of options not in use, and those that older versions did not write
+_OPTIONAL = {"momentum", "momentum_weight", "skipped"}
+
+
+def checked_groups(
+    saved: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The saved param groups, completed by the defaults of options that did not exist when they were saved."""
+    for key in ("state", "param_groups"):
+        if key not in saved:
+            raise ValueError(f"state_dict[{key!r}]: missing; load_state_dict wants what state_dict() returned")
+    theirs = saved["param_groups"]
+    sizes = [len(group["params"]) for group in groups]
+    their_sizes = [len(group["params"]) for group in theirs]
+    if sizes != their_sizes:
+        raise ValueError(
+            f"state_dict['param_groups']: groups of {their_sizes} parameters; this optimizer has groups of {sizes}"
+        )
+    completed = [{**defaults, **group} for group in theirs]
+    for i, group in enumerate(completed):
+        options.check(group, f" in state_dict['param_groups'][{i}]")
+    return completed
+
+
+def checked_state(
+    saved: Mapping[str, Any], expected: Sequence[Mapping[str, Tensor]], frozen: Sequence[bool]
+) -> list[dict[str, Tensor]]:
+    """Copies of the saved state, one dict for each parameter in order.
+
+    Args:
+        saved: a state dict whose param groups have been checked
+        expected: for each parameter, tensors of the right shape, dtype and device for every entry it may have
+        frozen: parameters whose state may be missing; they keep what is expected
+    """
+    ids = list(chain.from_iterable(group["params"] for group in saved["param_groups"]))
+    state = saved["state"]
+    unknown = [key for key in state if key not in ids]
+    if unknown:
+        raise ValueError(f"state_dict['state'][{unknown[0]!r}]: belongs to no parameter of state_dict['param_groups']")
+    return [
+        _checked_entries(state[key], right, f"state_dict['state'][{key!r}]")
+        if key in state
+        else _missing(right, may_be_missing, key)
+        for key, right, may_be_missing in zip(ids, expected, frozen, strict=True)
+    ]
+
+
+def _missing(right: Mapping[str, Tensor], may_be_missing: bool, key: object) -> dict[str, Tensor]:
+    if not may_be_missing:
+        raise ValueError(f"state_dict['state'][{key!r}]: missing; it should have {', '.join(right)}")
+    return {name: value.clone() for name, value in right.items() if name not in ("momentum", "momentum_weight")}
+
+
+def _checked_entries(entries: Mapping[str, Any], right: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
+    for name in entries:
+        if name not in right:
+            raise ValueError(f"{where}[{name!r}]: not part of this optimizer's state, which has {', '.join(right)}")
+    copies = {}
+    for name, like in right.items():
+        if name not in entries:
+            if name not in _OPTIONAL:
+                raise ValueError(f"{where}[{name!r}]: missing; saved with another preconditioner, or other blocks?")
+            if name == "skipped":
+                copies[name] = torch.zeros_like(like)
+            continue
+        value = entries[name]
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{where}[{name!r}]: {type(value).__name__} where a tensor should be")
+        if value.shape != like.shape or value.dtype != like.dtype:
+            raise ValueError(
+                f"{where}[{name!r}]: {value.dtype} of shape {tuple(value.shape)}; "
+                f"this optimizer has {like.dtype} of shape {tuple(like.shape)}"
+            )
+        copies[name] = value.detach().to(like.device, copy=True)
+    if ("momentum" in copies) != ("momentum_weight" in copies):
+        raise ValueError(f"{where}['momentum']: it comes with 'momentum_weight', or not at all")
+    return copies

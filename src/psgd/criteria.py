@@ -1,0 +1,56 @@
+"""The three criteria of the paper, each as a function from ``Q`` and a pair ``(δθ, δg)`` to a tangent.
+
+With ``a = Q δg`` and ``b = Q⁻ᵀ δθ`` the relative gradient of each criterion is ``∇E = 2 project(x yᵀ + y xᵀ)``, where
+``project`` keeps what the group of ``Q`` has. So a criterion only says what ``x`` and ``y`` are, and knows no group.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from .groups.base import Group
+from .tangent import Tangent
+
+
+class Criterion(Protocol):
+    """``(Q, δθ, δg) → (x, y)``; all arrays have the shape ``(B, *dims)`` of the blocks of ``Q``."""
+
+    def __call__(self, Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent: ...
+
+
+# `del` below lets go of an array as soon as it is used: these are as large as the parameters.
+
+
+def c1(Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent:
+    """Fit the secant equation ``δg = P⁻¹ δθ``: descend ``E‖δg − P⁻¹δθ‖²``.
+
+    Its optimum is the inverse of a positive definite Hessian, also where that amplifies noise.
+    """
+    b = Q.solve_t(dtheta)
+    del dtheta
+    e1 = dgrad - Q.solve(b)
+    del dgrad
+    return Tangent(b, Q.solve_t(e1))
+
+
+def c2(Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent:
+    """Fit the secant equation the other way round: descend ``E‖P δg − δθ‖²``."""
+    a = Q.apply(dgrad)
+    del dgrad
+    e2 = Q.apply_t(a) - dtheta
+    del dtheta
+    return Tangent(a, Q.apply(e2))
+
+
+def c3(Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent:
+    """Match the size of preconditioned gradient changes to that of parameter changes: the paper's criterion.
+
+    Descends ``E[δgᵀPδg + δθᵀP⁻¹δθ]``, whose tangent is ``a aᵀ − b bᵀ``. It does not see the signs of curvature.
+    """
+    a = Q.apply(dgrad)
+    del dgrad
+    b = Q.solve_t(dtheta)
+    del dtheta
+    return Tangent((a - b).mul_(0.5), b.add_(a))

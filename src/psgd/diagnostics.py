@@ -1,0 +1,210 @@
+"""What a preconditioner does to a problem: the three properties of Section III.B of the paper.
+
+* *eigenvalue spread gain*: the spread of ``H`` over that of ``PH``, where the spread is the standard deviation of the
+  logarithms of absolute eigenvalues; 1 for plain SGD, the larger the better
+* *mean absolute eigenvalue* of ``PH``: 1 is best, as the step size then needs no tuning
+* *noise suppression gain*: ``tr(H⁻²) / tr(P²)``, the energy of the gradient noise after Newton's method over that
+  after preconditioning
+
+``properties`` computes them exactly for matrices; ``model_properties`` estimates them for an optimizer and a closure
+without ever forming a matrix. Eigenvalues of ``PH`` are those of the symmetric ``Q H Qᵀ`` (Proposition 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .optimizer import PSGD
+from .probes import evaluate
+from .real import like, real
+
+LinearMap = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Properties:
+    """The three properties of a preconditioner on a problem."""
+
+    eigenvalue_spread_gain: float
+    mean_abs_eigenvalue: float
+    noise_suppression_gain: float
+
+
+def preconditioned_eigenvalues(P: Tensor, H: Tensor) -> Tensor:
+    """The eigenvalues of ``PH``, ascending; all real, with the signs of those of ``H`` (Proposition 1).
+
+    >>> import torch
+    >>> H = torch.tensor([[-1.5, -2.5], [-2.5, -1.5]])  # Figure 1 of the paper
+    >>> preconditioned_eigenvalues(torch.tensor([[1.25, -0.75], [-0.75, 1.25]]), H)
+    tensor([-2.,  2.])
+    """
+    Q = torch.linalg.cholesky(P, upper=True)
+    return torch.linalg.eigvalsh(Q @ H @ Q.mT)
+
+
+def eigenvalue_spread(eigenvalues: Tensor) -> Tensor:
+    """The standard deviation of the logarithms of the absolute eigenvalues."""
+    return eigenvalues.abs().log().std(correction=0)
+
+
+def eigenvalue_spread_gain(P: Tensor, H: Tensor) -> Tensor:
+    return eigenvalue_spread(torch.linalg.eigvalsh(H)) / eigenvalue_spread(preconditioned_eigenvalues(P, H))
+
+
+def mean_abs_eigenvalue(P: Tensor, H: Tensor) -> Tensor:
+    return preconditioned_eigenvalues(P, H).abs().mean()
+
+
+def noise_suppression_gain(P: Tensor, H: Tensor, noise: Tensor | None = None) -> Tensor:
+    """``tr(H⁻² R) / tr(P² R)`` for gradient noise of covariance ``R``; by default that of white noise."""
+    R = torch.eye(H.shape[0], dtype=H.dtype, device=H.device) if noise is None else noise
+    H_inverse = torch.linalg.inv(H)
+    return (H_inverse @ H_inverse @ R).trace() / (P @ P @ R).trace()
+
+
+def properties(P: Tensor, H: Tensor) -> Properties:
+    """All three, exactly, for a positive definite ``P`` and a nonsingular symmetric ``H``."""
+    return Properties(
+        float(eigenvalue_spread_gain(P, H)), float(mean_abs_eigenvalue(P, H)), float(noise_suppression_gain(P, H))
+    )
+
+
+def model_properties(
+    optimizer: PSGD, closure: Callable[[], Tensor], *, probes: int = 8, iterations: int = 64, seed: int = 0
+) -> Properties:
+    """All three, without matrices, for the parameters of an optimizer: by Hessian-vector products.
+
+    Stochastic Lanczos quadrature for the functions of eigenvalues, Hutchinson's estimator for ``tr(P²)``. With at
+    least as many probes and iterations as there are parameters nothing is left to chance, and the result is exact.
+    The parameters, their gradients and the optimizer's state are not touched.
+
+    Args:
+        optimizer: the optimizer; parameters that do not require gradients are left out of the closure's loss
+        closure: returns the loss, without calling ``backward``; always for the same mini-batch
+        probes: random vectors to average over, each of which costs ``2 · iterations`` products
+        iterations: Lanczos steps for each
+        seed: of the random vectors
+    """
+    operators = _Operators(optimizer, closure)
+    vectors = list(operators.probes(probes, seed))
+    plain = [lanczos_quadrature(operators.H, z, iterations) for z in vectors]
+    preconditioned = [lanczos_quadrature(operators.QHQt, z, iterations) for z in vectors]
+    trace_P2 = torch.stack([operators.P(z).square().sum() for z in vectors]).mean() * operators.per_probe
+    trace_H_2 = _mean_over_spectrum(plain, lambda eigenvalues: eigenvalues**-2) * operators.size
+    spread_gain = _spread(plain) / _spread(preconditioned)
+    return Properties(
+        float(spread_gain),
+        float(_mean_over_spectrum(preconditioned, torch.abs)),
+        float(trace_H_2 / trace_P2),
+    )
+
+
+def lanczos_quadrature(A: LinearMap, z: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+    """Nodes and weights with ``zᵀ f(A) z / zᵀz ≈ Σ weight · f(node)`` for a symmetric ``A``.
+
+    Exact for polynomials ``f`` of a degree below twice the number of iterations. Every new vector is made orthogonal
+    to all earlier ones, twice, as rounding would otherwise bring back eigenvalues already found.
+    """
+    basis = [z / torch.linalg.vector_norm(z)]
+    diagonal: list[Tensor] = []
+    beside: list[Tensor] = []
+    for _ in range(min(iterations, z.numel())):
+        w = A(basis[-1])
+        diagonal.append(basis[-1] @ w)
+        V = torch.stack(basis)
+        for _ in range(2):
+            w = w - V.mT @ (V @ w)
+        length = torch.linalg.vector_norm(w)
+        scale = torch.stack(diagonal).abs().max()
+        if not length > 10 * torch.finfo(z.dtype).eps * scale:
+            break
+        beside.append(length)
+        basis.append(w / length)
+    beside = beside[: len(diagonal) - 1]
+    T = torch.diag(torch.stack(diagonal))
+    if beside:
+        T = T + torch.diag(torch.stack(beside), 1) + torch.diag(torch.stack(beside), -1)
+    nodes, vectors = torch.linalg.eigh(T)
+    return nodes, vectors[0].square()
+
+
+class _Operators:
+    """``H``, ``P`` and ``Q H Qᵀ`` of a model as functions of one flat vector: the packed blocks of the optimizer."""
+
+    def __init__(self, optimizer: PSGD, closure: Callable[[], Tensor]) -> None:
+        self.stacks = optimizer.stacks
+        self.params = optimizer.parameters()
+        with torch.enable_grad():
+            loss = evaluate(closure)
+            self.inputs = {i: p for i, p in enumerate(self.params) if p.requires_grad and p.numel() > 0}
+            grads = torch.autograd.grad(loss, list(self.inputs.values()), create_graph=True, allow_unused=True)
+        self.grads = [g if g is not None and g.requires_grad else None for g in grads]
+        self.sizes = [len(stack.blocks) * stack.blocks[0].numel for stack in self.stacks]
+        self.size = sum(self.sizes)
+
+    def probes(self, count: int, seed: int) -> list[Tensor]:
+        """Random signs, or where they are no more than the probes asked for, all unit vectors."""
+        first = self.stacks[0].like
+        if count >= self.size:
+            self.per_probe = self.size
+            return list(torch.eye(self.size, dtype=first.dtype, device=first.device))
+        self.per_probe = 1
+        generator = torch.Generator("cpu").manual_seed(seed)
+        signs = torch.randint(0, 2, (count, self.size), generator=generator) * 2 - 1
+        return list(signs.to(first.device, first.dtype))
+
+    def _split(self, v: Tensor) -> list[Tensor]:
+        return [
+            part.reshape(len(stack.blocks), *stack.blocks[0].shape).to(stack.like)
+            for stack, part in zip(self.stacks, v.split(self.sizes), strict=True)
+        ]
+
+    def _join(self, parts: list[Tensor]) -> Tensor:
+        first = self.stacks[0].like
+        return torch.cat([part.flatten().to(first) for part in parts])
+
+    def P(self, v: Tensor) -> Tensor:
+        parts = zip(self.stacks, self._split(v), strict=True)
+        return self._join([stack.group.precondition(part) for stack, part in parts])
+
+    def QHQt(self, v: Tensor) -> Tensor:
+        parts = zip(self.stacks, self._split(v), strict=True)
+        Hv = self.H(self._join([stack.group.apply_t(part) for stack, part in parts]))
+        parts = zip(self.stacks, self._split(Hv), strict=True)
+        return self._join([stack.group.apply(part) for stack, part in parts])
+
+    def H(self, v: Tensor) -> Tensor:
+        vectors = {
+            i: part
+            for stack, stacked in zip(self.stacks, self._split(v), strict=True)
+            for i, part in stack.unpack(stacked)
+        }
+        used = [
+            (g, like(g, vectors[i].to(real(g).dtype).contiguous()))
+            for i, g in zip(self.inputs, self.grads, strict=True)
+            if g is not None
+        ]
+        products = torch.autograd.grad(
+            [g for g, _ in used],
+            list(self.inputs.values()),
+            [u for _, u in used],
+            retain_graph=True,
+            allow_unused=True,
+        )
+        found = {i: p.detach() for i, p in zip(self.inputs, products, strict=True) if p is not None}
+        return self._join([stack.pack(found) for stack in self.stacks])
+
+
+def _mean_over_spectrum(quadratures: list[tuple[Tensor, Tensor]], f: LinearMap) -> Tensor:
+    """``tr f(A) / n``, averaged over the probes."""
+    return torch.stack([(weights * f(nodes)).sum() for nodes, weights in quadratures]).mean()
+
+
+def _spread(quadratures: list[tuple[Tensor, Tensor]]) -> Tensor:
+    mean = _mean_over_spectrum(quadratures, lambda nodes: nodes.abs().log())
+    variance = _mean_over_spectrum(quadratures, lambda nodes: (nodes.abs().log() - mean).square())
+    return variance.sqrt()

@@ -1,0 +1,9 @@
+"""The Lie groups that ``Q`` may belong to, and the structures of ``P`` made of them."""
+
+from .base import Factor, Group, Structure
+from .diagonal import Diagonal
+from .kronecker import Kronecker
+from .limited_memory import LimitedMemory
+from .triangular import Dense
+
+__all__ = ["Dense", "Diagonal", "Factor", "Group", "Kronecker", "LimitedMemory", "Structure"]

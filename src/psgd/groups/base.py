@@ -1,0 +1,199 @@
+"""What ``Q`` is: a stack of elements of a Lie group of matrices, written as a Kronecker product of factors.
+
+A dense, a limited-memory and a diagonal ``Q`` are products of one factor; a Kronecker ``Q`` has one factor for each
+axis of its block. A factor knows how a single matrix is stored; ``Group`` knows the rest.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..normalize import Normalization, Projected
+from ..tangent import Tangent, fold, unfold
+
+
+class Factor(ABC):
+    """A stack of B matrices ``Q`` of size n×n from one Lie group, all with a positive diagonal.
+
+    The linear maps take and return arrays of shape ``(B, n, k)``.
+    """
+
+    #: names of the constructor's arguments, the tensors that hold ``Q``
+    parts: tuple[str, ...]
+
+    @abstractmethod
+    def apply(self, v: Tensor) -> Tensor:
+        """``Q v``"""
+
+    @abstractmethod
+    def apply_t(self, v: Tensor) -> Tensor:
+        """``Qᵀ v``"""
+
+    @abstractmethod
+    def solve(self, v: Tensor) -> Tensor:
+        """``Q⁻¹ v``"""
+
+    @abstractmethod
+    def solve_t(self, v: Tensor) -> Tensor:
+        """``Q⁻ᵀ v``"""
+
+    @abstractmethod
+    def project(self, tangent: Tangent) -> Projected:
+        """What the Lie algebra of this group keeps of the tangent ``S``."""
+
+    @abstractmethod
+    def descend_off_diagonal_(self, tangent: Any, step: Tensor) -> None:
+        """``Q ← Q − step · E Q`` for a projected tangent ``E``; what it leaves on the diagonal does not matter."""
+
+    @abstractmethod
+    def diagonal(self) -> Tensor:
+        """The diagonal of ``Q``, shape ``(B, n)``."""
+
+    @abstractmethod
+    def set_diagonal_(self, values: Tensor) -> None: ...
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """``Q`` itself, shape ``(B, n, n)``: for tests and small problems."""
+
+    @abstractmethod
+    def describe(self) -> str: ...
+
+    def buffers(self) -> dict[str, Tensor]:
+        return {part: getattr(self, part) for part in self.parts}
+
+    def descend_(
+        self, tangent: Tangent, lr: float | Tensor, normalize: Normalization, usable: Tensor, limit: float
+    ) -> None:
+        """One normalised step of every usable block; the others keep their bits.
+
+        The diagonal is written last, from ``Q_ii (1 − μ ∇E_ii)`` in elementwise arithmetic: whatever precision the
+        matrix products had, it stays positive. A step that would push it over ``limit`` is not taken.
+        """
+        projected = self.project(tangent)
+        norm = normalize(projected)
+        step = torch.where(usable & (norm > 0), lr / norm, 0.0)
+        old = self.diagonal()
+        new = old * (1 - step[:, None] * projected.diagonal())
+        within = new.amax(-1) <= limit
+        step = torch.where(within, step, 0.0)
+        new = torch.where(within[:, None], new, old).clamp_min(1 / limit)
+        self.descend_off_diagonal_(projected, step[:, None, None])
+        self.set_diagonal_(new)
+
+
+class Group:
+    """A stack of B elements ``Q = Q_0 ⊗ Q_1 ⊗ …`` acting on arrays of shape ``(B, *shape)``.
+
+    Laws: ``solve(apply(v)) = v``, ``solve_t(apply_t(v)) = v``, ``⟨apply(u), v⟩ = ⟨u, apply_t(v)⟩``, and ``descend_``
+    moves along minus the gradient of the criterion that gave the tangent, projected onto the group.
+
+    Args:
+        dims: how the group sees a block: its sizes along the axes of the factors
+        factors: one for each of ``dims``
+    """
+
+    def __init__(self, dims: Sequence[int], factors: Sequence[Factor]) -> None:
+        self.dims = tuple(dims)
+        self.factors = tuple(factors)
+
+    def apply(self, v: Tensor) -> Tensor:
+        return self._along_axes("apply", v)
+
+    def apply_t(self, v: Tensor) -> Tensor:
+        return self._along_axes("apply_t", v)
+
+    def solve(self, v: Tensor) -> Tensor:
+        return self._along_axes("solve", v)
+
+    def solve_t(self, v: Tensor) -> Tensor:
+        return self._along_axes("solve_t", v)
+
+    def precondition(self, g: Tensor) -> Tensor:
+        """``P g = Qᵀ Q g``"""
+        return self.apply_t(self.apply(g))
+
+    def _along_axes(self, linear_map: str, v: Tensor) -> Tensor:
+        shape = v.shape
+        v = v.reshape(shape[0], *self.dims)
+        for axis, factor in enumerate(self.factors):
+            v = fold(getattr(factor, linear_map)(unfold(v, axis)), axis, v.shape)
+        return v.reshape(shape)
+
+    def descend_(
+        self,
+        tangent: Tangent,
+        lr: float | Tensor,
+        normalize: Normalization,
+        usable: Tensor | None = None,
+    ) -> None:
+        """``Q_i ← (I − lr / ‖∇E_i‖ · ∇E_i) Q_i`` for every factor, where ``usable`` (B) is true."""
+        count = tangent.x.shape[0]
+        tangent = Tangent(tangent.x.reshape(count, *self.dims), tangent.y.reshape(count, *self.dims))
+        tangent, informative = tangent.unit()
+        usable = informative if usable is None else usable & informative
+        for axis, factor in enumerate(self.factors):
+            factor.descend_(tangent.unfold(axis), lr, normalize, usable, self._limit(tangent.x.dtype))
+        self._balance_(usable)
+
+    def _limit(self, dtype: torch.dtype) -> float:
+        """How large the diagonal of a factor may get, so that ``P`` and ``P⁻¹`` stay well inside the number format."""
+        return float(torch.finfo(dtype).max) ** (0.375 / len(self.factors))
+
+    def _balance_(self, usable: Tensor) -> None:
+        """Move scale between the factors until all are of one size, so that none over- or underflows.
+
+        By powers of two, whose product is one: ``P`` keeps every bit.
+        """
+        if len(self.factors) == 1:
+            return
+        logs = torch.stack([factor.diagonal().amax(-1) for factor in self.factors]).log2()
+        exponents = torch.where(usable, (logs.mean(0) - logs).round(), 0.0)
+        exponents[0] -= exponents.sum(0)
+        for factor, scale in zip(self.factors, exponents.exp2(), strict=True):
+            for buffer in factor.buffers().values():
+                buffer.mul_(scale.view(-1, *[1] * (buffer.ndim - 1)))
+
+    def dense(self) -> Tensor:
+        """``Q`` as a stack of matrices acting on flattened blocks: for tests and small problems."""
+        Q, *rest = (factor.dense() for factor in self.factors)
+        for factor in rest:
+            Q = torch.stack([torch.kron(q, f) for q, f in zip(Q, factor, strict=True)])
+        return Q
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The tensors that hold the stack, each with leading dimension B."""
+        return {
+            f"Q{axis}_{part}": buffer
+            for axis, factor in enumerate(self.factors)
+            for part, buffer in factor.buffers().items()
+        }
+
+    def bind(self, buffers: dict[str, Tensor]) -> Group:
+        """The same group over other tensors: ``group.bind(group.buffers())`` equals ``group``."""
+        return Group(
+            self.dims,
+            [
+                type(factor)(**{part: buffers[f"Q{axis}_{part}"] for part in factor.parts})
+                for axis, factor in enumerate(self.factors)
+            ],
+        )
+
+    def describe(self) -> str:
+        return " ⊗ ".join(factor.describe() for factor in self.factors)
+
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers().values())
+
+
+class Structure(ABC):
+    """What ``P`` may look like: makes the group for a block of a given shape."""
+
+    @abstractmethod
+    def init(self, shape: Sequence[int], *, batch: int = 1, dtype: torch.dtype, device: torch.device | str) -> Group:
+        """A stack of ``batch`` identities. On the device ``"meta"`` it takes no memory and tells what it would take."""

@@ -1,0 +1,63 @@
+"""Diagonal ``Q``: one positive number for each parameter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..tangent import DiagonalTangent, Tangent
+from .base import Factor, Group, Structure
+
+
+class DiagonalFactor(Factor):
+    """A stack of diagonal matrices, kept as ``(B, n)``."""
+
+    parts = ("diag",)
+
+    def __init__(self, diag: Tensor) -> None:
+        self.diag = diag
+
+    @classmethod
+    def identity(cls, batch: int, n: int, dtype: torch.dtype, device: torch.device | str) -> DiagonalFactor:
+        return cls(torch.ones(batch, n, dtype=dtype, device=device))
+
+    def apply(self, v: Tensor) -> Tensor:
+        return self.diag[:, :, None] * v
+
+    apply_t = apply
+
+    def solve(self, v: Tensor) -> Tensor:
+        return v / self.diag[:, :, None]
+
+    solve_t = solve
+
+    def project(self, tangent: Tangent) -> DiagonalTangent:
+        return DiagonalTangent(tangent.diagonal())
+
+    def descend_off_diagonal_(self, tangent: DiagonalTangent, step: Tensor) -> None:
+        """There is nothing off the diagonal."""
+
+    def diagonal(self) -> Tensor:
+        return self.diag
+
+    def set_diagonal_(self, values: Tensor) -> None:
+        self.diag.copy_(values)
+
+    def dense(self) -> Tensor:
+        return self.diag.diag_embed()
+
+    def describe(self) -> str:
+        return f"diagonal {self.diag.shape[-1]}"
+
+
+@dataclass(frozen=True)
+class Diagonal(Structure):
+    """One positive number for each element of a block: the smallest ``P``, blind to how parameters interact."""
+
+    def init(self, shape: Sequence[int], *, batch: int = 1, dtype: torch.dtype, device: torch.device | str) -> Group:
+        n = math.prod(shape)
+        return Group((n,), [DiagonalFactor.identity(batch, n, dtype, device)])

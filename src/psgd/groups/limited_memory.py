@@ -1,0 +1,137 @@
+"""The paper's limited-memory triangular ``Q = [[Q11, Q12], [0, Q22]]``: triangular, dense and diagonal parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..tangent import Tangent
+from .base import Factor, Group, Structure
+from .diagonal import DiagonalFactor
+from .triangular import Triangular
+
+
+@dataclass(frozen=True)
+class LimitedMemoryTangent:
+    """``S`` without what ``Q`` has no room for: ``S11`` and ``S12`` whole, of ``S22`` the diagonal."""
+
+    S11: Tensor
+    S12: Tensor
+    pair: Tangent
+
+    def diagonal(self) -> Tensor:
+        return self.pair.diagonal()
+
+    def max_abs(self) -> Tensor:
+        largest = torch.maximum(self.S11.abs().amax((1, 2)), self.S12.abs().amax((1, 2)))
+        return torch.maximum(largest, self.max_diag())
+
+    def max_diag(self) -> Tensor:
+        return self.pair.max_diag()
+
+    def spectral(self) -> Tensor:
+        return self.pair.spectral()
+
+
+class LimitedMemoryFactor(Factor):
+    """A stack of ``Q11 (B, r, r)`` upper triangular, ``Q12 (B, r, n − r)`` dense, ``Q22 (B, n − r)`` diagonal."""
+
+    parts = ("Q11", "Q12", "Q22")
+
+    def __init__(self, Q11: Tensor, Q12: Tensor, Q22: Tensor) -> None:
+        self.Q11, self.Q12, self.Q22 = Q11, Q12, Q22
+
+    @classmethod
+    def identity(
+        cls, batch: int, n: int, size: int, dtype: torch.dtype, device: torch.device | str
+    ) -> LimitedMemoryFactor:
+        return cls(
+            Triangular.identity(batch, size, dtype, device).full,
+            torch.zeros(batch, size, n - size, dtype=dtype, device=device),
+            DiagonalFactor.identity(batch, n - size, dtype, device).diag,
+        )
+
+    @property
+    def _head(self) -> Triangular:
+        return Triangular(self.Q11)
+
+    @property
+    def _tail(self) -> Tensor:
+        return self.Q22[:, :, None]
+
+    def _split(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        size = self.Q11.shape[1]
+        return v[:, :size], v[:, size:]
+
+    def apply(self, v: Tensor) -> Tensor:
+        head, tail = self._split(v)
+        return torch.cat([self._head.apply(head) + self.Q12 @ tail, self._tail * tail], 1)
+
+    def apply_t(self, v: Tensor) -> Tensor:
+        head, tail = self._split(v)
+        return torch.cat([self._head.apply_t(head), self.Q12.mT @ head + self._tail * tail], 1)
+
+    def solve(self, v: Tensor) -> Tensor:
+        head, tail = self._split(v)
+        tail = tail / self._tail
+        return torch.cat([self._head.solve(head - self.Q12 @ tail), tail], 1)
+
+    def solve_t(self, v: Tensor) -> Tensor:
+        head, tail = self._split(v)
+        head = self._head.solve_t(head)
+        return torch.cat([head, (tail - self.Q12.mT @ head) / self._tail], 1)
+
+    def project(self, tangent: Tangent) -> LimitedMemoryTangent:
+        size = self.Q11.shape[1]
+        top = tangent.upper(0, size)
+        return LimitedMemoryTangent(top[:, :, :size], top[:, :, size:], tangent)
+
+    def descend_off_diagonal_(self, tangent: LimitedMemoryTangent, step: Tensor) -> None:
+        S11 = tangent.S11.triu()
+        self.Q12.addcmul_(S11 @ self.Q12 + tangent.S12 * self.Q22[:, None, :], step, value=-1)
+        self.Q11.addcmul_(S11 @ self.Q11, step, value=-1)
+
+    def diagonal(self) -> Tensor:
+        return torch.cat([self._head.diagonal(), self.Q22], 1)
+
+    def set_diagonal_(self, values: Tensor) -> None:
+        size = self.Q11.shape[1]
+        self._head.set_diagonal_(values[:, :size])
+        self.Q22.copy_(values[:, size:])
+
+    def dense(self) -> Tensor:
+        below = torch.zeros_like(self.Q12.mT)
+        return torch.cat([torch.cat([self.Q11, self.Q12], 2), torch.cat([below, self.Q22.diag_embed()], 2)], 1)
+
+    def describe(self) -> str:
+        return f"limited memory {self.Q11.shape[-1]} of {self.Q11.shape[-1] + self.Q22.shape[-1]}"
+
+
+@dataclass(frozen=True)
+class LimitedMemory(Structure):
+    """A triangular ``Q`` of which only the first rows are kept whole; below them it is diagonal.
+
+    Between ``Diagonal`` and ``Dense``: it holds about ``(size + 1) n`` numbers. A block with no more elements than
+    ``size`` gets a dense ``Q``.
+
+    Args:
+        size: rows and columns of the triangular part ``Q11``
+    """
+
+    size: int = 10
+
+    def __post_init__(self) -> None:
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
+            raise ValueError(
+                f"size={self.size!r}: LimitedMemory wants a whole number of at least 1 (Diagonal() is size 0)"
+            )
+
+    def init(self, shape: Sequence[int], *, batch: int = 1, dtype: torch.dtype, device: torch.device | str) -> Group:
+        n = math.prod(shape)
+        if self.size >= n:
+            return Group((n,), [Triangular.identity(batch, n, dtype, device)])
+        return Group((n,), [LimitedMemoryFactor.identity(batch, n, self.size, dtype, device)])

@@ -1,0 +1,55 @@
+"""How the step of ``Q`` is normalised: the ``‖∇E‖`` in ``Q ← (I − precond_lr / ‖∇E‖ · ∇E) Q``.
+
+Every choice is at least the largest ``|∇E_ii|``, so with ``0 < precond_lr < 1`` the factors ``1 − μ ∇E_ii`` that
+multiply the diagonal of ``Q`` stay positive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Projected(Protocol):
+    """What a group keeps of the tangent ``S``, with its three norms, each of shape ``(B,)``."""
+
+    def diagonal(self) -> Tensor: ...
+    def max_abs(self) -> Tensor: ...
+    def max_diag(self) -> Tensor: ...
+    def spectral(self) -> Tensor: ...
+
+
+class Normalization(Protocol):
+    """A function from a projected tangent to one positive number a block."""
+
+    def __call__(self, tangent: Projected, /) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class MaxAbs:
+    """The largest absolute element of ``∇E``: the paper's choice in all of its experiments."""
+
+    def __call__(self, tangent: Projected, /) -> Tensor:
+        return tangent.max_abs()
+
+
+@dataclass(frozen=True)
+class MaxDiag:
+    """The largest absolute diagonal element of ``∇E``: the paper's second choice, and the cheapest.
+
+    Elements off the diagonal are not limited by it, and they can be large where the diagonal happens to vanish. The
+    floor, a millionth of a tangent whose parts have maxima of one, keeps such a step finite.
+    """
+
+    def __call__(self, tangent: Projected, /) -> Tensor:
+        return tangent.max_diag().clamp_min(2.0**-20)
+
+
+@dataclass(frozen=True)
+class Spectral:
+    """The spectral norm of ``S``: the smallest steps, and the only ones that do not grow with the size of ``Q``."""
+
+    def __call__(self, tangent: Projected, /) -> Tensor:
+        return tangent.spectral()

@@ -1,0 +1,54 @@
+"""The numbers of a param group: what each may be, and an error that says so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _rate(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or value.is_complex():
+            return False
+        if value.device.type != "cpu":  # looking at it would make the host wait: `rate_is_usable` does it there
+            return True
+        value = value.item()
+    return _number(value) and 0 <= value < math.inf
+
+
+_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "lr": (_rate, "a finite number of at least 0, or a tensor with one"),
+    "precond_lr": (lambda v: _number(v) and 0 < v < 1, "a number between 0 and 1, both excluded"),
+    "momentum": (lambda v: _number(v) and 0 <= v < 1, "a number of at least 0 and less than 1"),
+    "weight_decay": (lambda v: _number(v) and 0 <= v < math.inf, "a finite number of at least 0"),
+    "update_every": (lambda v: _whole(v) and v >= 1, "a whole number of at least 1"),
+    "max_norm": (lambda v: v is None or (_number(v) and v > 0), "a positive number, or None for no limit"),
+    "seed": (_whole, "a whole number"),
+    "maximize": (lambda v: isinstance(v, bool), "True or False"),
+}
+
+
+def check(options: Mapping[str, Any], where: str = "") -> None:
+    """Raise ``ValueError`` for the first option that is not what it should be."""
+    for name, (allowed, right) in _RULES.items():
+        if not allowed(options[name]):
+            raise ValueError(f"{name}={options[name]!r}{where}: PSGD wants {right}")
+
+
+def rate_is_usable(lr: Any) -> Tensor | None:
+    """For a step size that lives on a device: whether it is a finite number of at least 0, without looking at it."""
+    if isinstance(lr, Tensor) and lr.device.type != "cpu":
+        return (torch.isfinite(lr) & (lr >= 0)).reshape(())
+    return None

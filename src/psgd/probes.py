@@ -1,0 +1,300 @@
+"""Where a pair ``(δθ, δg)`` comes from: the only code that calls the closure or autograd.
+
+A probe evaluates loss and gradients once for the step of the parameters and, where a preconditioner is to be updated,
+measures how the gradients change.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .real import like, real
+
+Closure = Callable[[], Any]
+#: standard normal numbers of the shape and dtype of ``real(parameter)``, for the parameter at a position
+Noise = Callable[[int], Tensor]
+
+
+@dataclass
+class Evaluation:
+    """Loss and gradients at the parameters and, by position, the pairs that were measured around them."""
+
+    loss: Any
+    grads: list[Tensor | None]
+    pairs: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+class Probe(ABC):
+    """Evaluates gradients and measures pairs.
+
+    Args:
+        damping: the curvature, relative to the largest seen in a block, below which it counts as noise. Where the
+            gradient does not depend on a direction at all, it bounds ``P`` by the inverse of this curvature. The
+            default, ``eps ** 0.75`` of the preconditioner's dtype, lies between what rounding hides from an exact
+            product (``eps``) and from a finite difference (``eps ** 0.5``).
+    """
+
+    def __init__(self, damping: float | None = None) -> None:
+        if damping is not None and not 0 <= damping < 1:
+            raise ValueError(f"damping={damping!r}: {type(self).__name__} wants a number in [0, 1), or None")
+        self.damping = damping
+
+    #: whether ``step`` must be given a closure
+    needs_closure: bool = True
+
+    @abstractmethod
+    def __call__(
+        self, closure: Closure | None, params: Sequence[Tensor], moved: Iterable[int], noise: Noise, start: Gradients
+    ) -> Evaluation:
+        """Evaluate the closure.
+
+        Args:
+            closure: the user's closure
+            params: all parameters
+            moved: positions of those whose preconditioner is to be updated
+            noise: random numbers for them
+            start: the gradients as they were before the step
+        """
+
+    def damp(self, dtheta: Tensor, dgrad: Tensor) -> Tensor:
+        """``δg + damping · ‖δg‖ / ‖δθ‖ · δθ``, block by block of a stack: as if ``H`` were a little larger."""
+        damping = torch.finfo(dgrad.dtype).eps ** 0.75 if self.damping is None else self.damping
+        axes = tuple(range(1, dgrad.ndim))
+        change, moved = (v.abs().amax(axes, keepdim=True) for v in (dgrad, dtheta))
+        # Nothing moved: nothing to add, and no 0 / 0. The order of the factors keeps tiny ones from underflowing.
+        ratio = torch.where(moved > 0, change * (damping / moved), 0.0)
+        return torch.addcmul(dgrad, dtheta, ratio)
+
+    def __repr__(self) -> str:
+        options = ", ".join(
+            f"{k}={v if not isinstance(v, nn.Module) else type(v).__name__}"
+            for k, v in vars(self).items()
+            if v is not None
+        )
+        return f"{type(self).__name__}({options})"
+
+
+class Gradients:
+    """The ``.grad`` of all parameters as they were before a step.
+
+    A closure is given copies to work on, so that they can be put back, every bit, should anything fail.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.params = params
+        self.grads = [p.grad for p in params]
+
+    def lend(self) -> None:
+        """Give the parameters copies: a closure that adds to them finds each time what it would have found."""
+        for p, grad in zip(self.params, self.grads, strict=True):
+            p.grad = None if grad is None else grad.clone()
+
+    def hide(self) -> None:
+        for p in self.params:
+            p.grad = None
+
+    def restore(self) -> None:
+        for p, grad in zip(self.params, self.grads, strict=True):
+            p.grad = grad
+
+
+class RandomState:
+    """The state of torch's global generators on the CPU and on the devices of the parameters."""
+
+    def __init__(self, params: Iterable[Tensor]) -> None:
+        self.cpu = torch.get_rng_state()
+        devices = {p.device for p in params if p.device.type != "cpu"}
+        self.devices = {d: torch.get_device_module(d).get_rng_state(d) for d in devices}
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.cpu)
+        for device, state in self.devices.items():
+            torch.get_device_module(device).set_rng_state(state, device)
+
+
+def evaluate(closure: Closure) -> Any:
+    with torch.enable_grad():
+        return closure()
+
+
+def evaluate_backward(closure: Closure, params: Sequence[Tensor], probe: str) -> Any:
+    """Call an ordinary closure (zero_grad, backward, return the loss) and check that it made gradients."""
+    before = [(p.grad, None if p.grad is None else p.grad._version) for p in params]
+    loss = evaluate(closure)
+    for p, (grad, version) in zip(params, before, strict=True):
+        if p.grad is not None and (p.grad is not grad or p.grad._version != version):
+            return loss
+    raise ValueError(
+        f"closure: it left no gradient on any parameter; {probe} wants a closure that calls backward() on the loss "
+        "and returns it (HessianVector takes one that only returns the loss)"
+    )
+
+
+class FiniteDifference(Probe):
+    """The paper's probe: ``δg = g(θ + δθ) − g(θ)`` for a small random ``δθ``, by calling the closure twice.
+
+    It works with the closure that ``torch.optim.LBFGS`` takes: one that clears the gradients, calls ``backward`` and
+    returns the loss. Both calls must see the same mini-batch; dropout sees the same mask, as the random numbers of
+    torch are replayed. ``θ`` comes back bit for bit, and ``δθ`` is what rounding let through.
+
+    Args:
+        std: standard deviation of ``δθ``; the default is the paper's, the square root of the machine precision of
+            each parameter's dtype
+        module: a model whose buffers, such as the statistics of batch normalisation, are to be left as the first
+            of the two calls made them
+        damping: see ``Probe``
+    """
+
+    def __init__(
+        self, std: float | None = None, *, module: nn.Module | None = None, damping: float | None = None
+    ) -> None:
+        super().__init__(damping)
+        if std is not None and not 0 < std < float("inf"):
+            raise ValueError(f"std={std!r}: FiniteDifference wants a positive number, or None")
+        if module is not None and not isinstance(module, nn.Module):
+            raise TypeError(f"module={module!r}: FiniteDifference wants a torch.nn.Module, or None")
+        self.std = std
+        self.module = module
+
+    def __call__(
+        self, closure: Closure | None, params: Sequence[Tensor], moved: Iterable[int], noise: Noise, start: Gradients
+    ) -> Evaluation:
+        assert closure is not None
+        moved = list(moved)
+        random_before = RandomState(params) if moved else None
+        start.lend()
+        loss = evaluate_backward(closure, params, "FiniteDifference")
+        grads = [p.grad for p in params]
+        result = Evaluation(loss, grads)
+        moved = [i for i in moved if grads[i] is not None]
+        if random_before is None or not moved:
+            return result
+        # The second backward pass may write into memory that several gradients share, as flat buffers do.
+        for i, grad in enumerate(grads):
+            if grad is not None and not grad.is_sparse and grad.untyped_storage().nbytes() != grad.nbytes:
+                grads[i] = grad.clone()
+
+        random_after = RandomState(params)
+        buffers = [] if self.module is None else list(self.module.buffers())
+        saved_buffers = [b.clone() for b in buffers]
+        thetas = [real(params[i].detach()) for i in moved]
+        saved = [theta.clone(memory_format=torch.preserve_format) for theta in thetas]
+        try:
+            for i, theta in zip(moved, thetas, strict=True):
+                std = torch.finfo(theta.dtype).eps ** 0.5 if self.std is None else self.std
+                theta.add_(noise(i), alpha=std)
+            start.lend()
+            random_before.restore()
+            evaluate(closure)
+            for i, theta, old in zip(moved, thetas, saved, strict=True):
+                p, grad = params[i], grads[i]
+                assert grad is not None
+                dgrad = torch.zeros_like(grad) if p.grad is None else p.grad - grad
+                p.grad = grad  # lets go of the second gradient at once
+                result.pairs[i] = (theta - old, real(dgrad))
+        finally:
+            torch._foreach_copy_(thetas, saved)
+            for b, old in zip(buffers, saved_buffers, strict=True):
+                b.copy_(old)
+            random_after.restore()
+        for p, grad in zip(params, grads, strict=True):
+            p.grad = grad
+        return result
+
+
+class HessianVector(Probe):
+    """The exact probe: ``δg = H δθ`` for ``δθ ~ N(0, I)``, by differentiating twice.
+
+    The closure returns the loss and does not call ``backward``; gradients stay where they are, in ``.grad`` nothing is
+    written. Every operation of the model must be twice differentiable.
+
+    Args:
+        damping: see ``Probe``
+    """
+
+    def __call__(
+        self, closure: Closure | None, params: Sequence[Tensor], moved: Iterable[int], noise: Noise, start: Gradients
+    ) -> Evaluation:
+        assert closure is not None
+        start.hide()
+        loss = evaluate(closure)
+        if any(p.grad is not None for p in params):
+            raise ValueError(
+                "closure: it called backward(); HessianVector wants a closure that only returns the loss "
+                "(FiniteDifference takes one that calls backward)"
+            )
+        start.restore()
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise ValueError(
+                f"closure: it returned {_name(loss)}; HessianVector wants the loss as a tensor with one element that "
+                "still knows its graph (no .item(), no .detach())"
+            )
+        used = [i for i, p in enumerate(params) if p.requires_grad]
+        moved = set(moved)
+        grads: list[Tensor | None] = [None] * len(params)
+        found = torch.autograd.grad(loss, [params[i] for i in used], create_graph=bool(moved), allow_unused=True)
+        for i, grad in zip(used, found, strict=True):
+            grads[i] = grad
+        if all(grad is None for grad in grads):
+            raise ValueError("closure: the loss it returned does not depend on any parameter of the optimizer")
+
+        result = Evaluation(loss.detach(), [None if g is None else g.detach() for g in grads])
+        moved = [i for i in sorted(moved) if grads[i] is not None]
+        if not moved:
+            return result
+        dthetas = [noise(i) for i in moved]
+        # A gradient that is constant has no graph, and changes nothing.
+        curved = [
+            (g, v) for i, v in zip(moved, dthetas, strict=True) if (g := grads[i]) is not None and g.requires_grad
+        ]
+        products: Sequence[Tensor | None] = [None] * len(moved)
+        if curved:
+            products = torch.autograd.grad(
+                [g for g, _ in curved],
+                [params[i] for i in moved],
+                [like(g, v) for g, v in curved],
+                allow_unused=True,
+            )
+        for i, dtheta, product in zip(moved, dthetas, products, strict=True):
+            result.pairs[i] = (dtheta, torch.zeros_like(dtheta) if product is None else real(product.detach()))
+        return result
+
+
+class Whitening(Probe):
+    """No second gradient: the pair is ``(v, g)`` with ``v ~ N(0, I)``, so that with ``c3`` ``P → E[g gᵀ]^(−1/2)``.
+
+    It fits the ordinary loop, ``loss.backward(); optimizer.step()``; a closure may be given but is not needed. There is
+    no secant equation between ``v`` and ``g``: the criteria ``c1`` and ``c2`` have nothing to fit here.
+
+    Args:
+        damping: see ``Probe``
+    """
+
+    needs_closure = False
+
+    def __call__(
+        self, closure: Closure | None, params: Sequence[Tensor], moved: Iterable[int], noise: Noise, start: Gradients
+    ) -> Evaluation:
+        loss = None
+        if closure is not None:
+            start.lend()
+            loss = evaluate_backward(closure, params, "Whitening")
+        grads = [p.grad for p in params]
+        result = Evaluation(loss, grads)
+        for i in moved:
+            grad = grads[i]
+            if grad is not None and not grad.is_sparse:
+                result.pairs[i] = (noise(i), real(grad))
+        return result
+
+
+def _name(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} with requires_grad={value.requires_grad}"
+    return repr(value)

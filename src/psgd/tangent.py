@@ -1,0 +1,149 @@
+"""The tangent of a fitting criterion, kept as one pair of arrays.
+
+Each criterion of the paper moves ``Q`` along a symmetric matrix ``S = x yᵀ + y xᵀ`` (summed over the columns of
+``x`` and ``y``, where they have more than one). The pair says everything about ``S`` that an update needs, and it
+is as small as the parameters, so ``S`` itself is formed only where it is small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+#: Rows of ``S`` handled at a time. Large enough for fast products, small enough to stay in a cache.
+BLOCK_ROWS = 128
+
+
+@dataclass(frozen=True)
+class Tangent:
+    """A stack of pairs ``(x, y)``: as a criterion gives it ``(B, *dims)``, unfolded along one axis ``(B, n, k)``.
+
+    Scaling ``x`` or ``y`` scales ``S``, so it cannot change a normalised step: ``unit`` uses that to keep the
+    products of very large or very small gradients within the range of the number format.
+
+    >>> import torch
+    >>> t = Tangent(torch.tensor([[[1.0], [2.0]]]), torch.tensor([[[3.0], [1.0]]]))
+    >>> t.matrix()
+    tensor([[[6., 7.],
+             [7., 4.]]])
+    >>> t.max_abs(), t.max_diag()
+    (tensor([7.]), tensor([6.]))
+    """
+
+    x: Tensor
+    y: Tensor
+
+    def unit(self) -> tuple[Tangent, Tensor]:
+        """Return the pair scaled to maxima of one, and for each block of the stack whether it is usable.
+
+        A block is not usable where ``S`` is zero or either part is not finite; there both parts become zero.
+        """
+        x, x_usable = _scaled_to_one(self.x)
+        y, y_usable = _scaled_to_one(self.y)
+        return Tangent(x, y), x_usable & y_usable
+
+    def unfold(self, axis: int) -> Tangent:
+        """View the pair with ``axis`` (counted without the stack) as rows and all other axes as columns."""
+        return Tangent(unfold(self.x, axis), unfold(self.y, axis))
+
+    @property
+    def rows(self) -> int:
+        return self.x.shape[1]
+
+    @property
+    def columns(self) -> int:
+        return self.x.shape[2]
+
+    @cached_property
+    def _product(self) -> Tensor | None:
+        """Half of ``S``, ``x yᵀ``, where it is no larger than the pair itself or small anyway."""
+        if self.columns > 1 and self.rows <= max(self.columns, 2 * BLOCK_ROWS):
+            return self.x @ self.y.mT
+        return None
+
+    def upper(self, start: int, stop: int) -> Tensor:
+        """Rows ``start`` to ``stop`` of ``S``, from column ``start`` on."""
+        if self._product is not None:
+            return self._product[:, start:stop, start:] + self._product[:, start:, start:stop].mT
+        x, y = self.x[:, start:], self.y[:, start:]
+        size = stop - start
+        return x[:, :size] @ y.mT + y[:, :size] @ x.mT
+
+    def matrix(self) -> Tensor:
+        return self.upper(0, self.rows)
+
+    def diagonal(self) -> Tensor:
+        if self._product is not None:
+            return 2 * self._product.diagonal(dim1=1, dim2=2)
+        return 2 * (self.x * self.y).sum(-1)
+
+    def max_abs(self) -> Tensor:
+        """The largest ``|S_ij|``; as ``S`` is symmetric, also the largest of its upper triangle."""
+        blocks = [
+            self.upper(start, min(start + BLOCK_ROWS, self.rows)).abs().amax((1, 2))
+            for start in range(0, self.rows, BLOCK_ROWS)
+        ]
+        return torch.stack(blocks).amax(0)
+
+    def max_diag(self) -> Tensor:
+        return self.diagonal().abs().amax(-1)
+
+    def spectral(self, iterations: int = 4) -> Tensor:
+        """The norm ``‖S‖₂``: exact for vectors, ``|x·y| + ‖x‖‖y‖``; by power iteration for matrices.
+
+        Power iteration approaches the norm from below. It never falls under the largest ``|S_ii|``, which is all
+        that keeps the diagonal of ``Q`` positive.
+        """
+        x, y = self.x, self.y
+        if self.columns == 1:
+            x, y = x[:, :, 0], y[:, :, 0]
+            return (x * y).sum(-1).abs() + torch.linalg.vector_norm(x, dim=-1) * torch.linalg.vector_norm(y, dim=-1)
+        # The leading eigenvector lies in the span of the columns of x and y: start from the longest of each.
+        v = torch.cat([_longest_column(x), _longest_column(y)], -1)
+        length = torch.zeros_like(v[:, :1, :])
+        for _ in range(iterations + 1):
+            v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
+            v = x @ (y.mT @ v) + y @ (x.mT @ v)
+            length = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+        return torch.maximum(length.amax((1, 2)), self.max_diag())
+
+
+@dataclass(frozen=True)
+class DiagonalTangent:
+    """``S`` seen by a group of diagonal matrices: its diagonal ``(B, n)``, where all three norms are one."""
+
+    values: Tensor
+
+    def diagonal(self) -> Tensor:
+        return self.values
+
+    def max_abs(self) -> Tensor:
+        return self.values.abs().amax(-1)
+
+    max_diag = max_abs
+    spectral = max_abs
+
+
+def unfold(v: Tensor, axis: int) -> Tensor:
+    """View ``v`` of shape ``(B, *dims)`` as ``(B, dims[axis], product of the others)``."""
+    return v.movedim(axis + 1, 1).reshape(v.shape[0], v.shape[axis + 1], -1)
+
+
+def fold(v: Tensor, axis: int, shape: torch.Size) -> Tensor:
+    """Undo ``unfold``: ``fold(unfold(v, axis), axis, v.shape) == v``."""
+    moved = (shape[0], shape[axis + 1], *shape[1 : axis + 1], *shape[axis + 2 :])
+    return v.reshape(moved).movedim(1, axis + 1)
+
+
+def _scaled_to_one(v: Tensor) -> tuple[Tensor, Tensor]:
+    largest = v.abs().amax(tuple(range(1, v.ndim)), keepdim=True)
+    usable = (largest > 0) & torch.isfinite(largest)
+    return torch.where(usable, v / largest, 0.0), usable.flatten()
+
+
+def _longest_column(v: Tensor) -> Tensor:
+    index = torch.linalg.vector_norm(v, dim=1, keepdim=True).argmax(-1, keepdim=True)
+    return v.gather(2, index.expand(-1, v.shape[1], -1))

@@ -39,6 +39,8 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "maximize": (lambda v: isinstance(v, bool), "True or False"),
 }
 
+NAMES = tuple(_RULES)
+
 
 def check(options: Mapping[str, Any], where: str = "") -> None:
     """Raise ``ValueError`` for the first option that is not what it should be."""

@@ -31,6 +31,8 @@ class Stack:
         self.blocks = list(blocks)
         self.group = group
         self.average = dict(average)
+        #: for each block the views of all buffers that were given out as its state
+        self.views: list[dict[str, Tensor]] = []
         self.like = next(iter(group.buffers().values()))
 
     @property

@@ -1,0 +1,240 @@
+"""The optimizer's parameters and what it keeps for them: blocks, their state, saving, loading and copying.
+
+The state of a block belongs to its first parameter, and is made of tensors only, so that every tool that handles the
+state of torch's own optimizers can handle it. For speed, blocks of equal shape share: their tensors are views of stacks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from . import checkpoint, checks, options
+from .blocks import Block, Blocks
+from .groups import Structure
+from .real import real
+from .stacks import AVERAGE, Stack
+
+
+class BlockOptimizer(Optimizer):
+    """A ``torch.optim.Optimizer`` that keeps a ``Q`` for each block of parameters.
+
+    Args:
+        params: parameters, named parameters, or param groups
+        defaults: the numbers of a param group
+        choices: what is not a number; kept as attributes. ``preconditioner`` and ``blocks`` must be among them.
+    """
+
+    preconditioner: Structure
+    blocks: Blocks
+
+    def __init__(self, params: Any, defaults: dict[str, Any], choices: dict[str, Any]) -> None:
+        self._choice_names = tuple(choices)
+        self.__dict__.update(choices)
+        options.check(defaults)
+        self._start_over()
+        super().__init__(params, defaults)
+
+    def _start_over(self) -> None:
+        #: steps taken; every state holds this tensor, on the CPU, where looking at it costs nothing
+        self._clock = torch.zeros((), dtype=torch.int64, device="cpu")
+        #: steps skipped, counted on each device without looking
+        self._skipped: dict[torch.device, Tensor] = {}
+        self._params: list[Tensor] = []
+        self._group_of: list[int] = []
+        self._made_for: list[checks.Kind] = []
+        self._blocks: list[Block] = []
+        self._stacks: list[Stack] | None = None
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, at any time; they start from ``Q = I``."""
+        if not isinstance(param_group, dict):
+            raise TypeError(f"param_group={param_group!r}: PSGD wants a dict with the key 'params'")
+        if "params" not in param_group:
+            raise ValueError(f"param_group with the keys {list(param_group)}: PSGD wants the key 'params' too")
+        group = dict(param_group)
+        if not isinstance(group["params"], (Tensor, set)):
+            group["params"] = list(group["params"])
+        where = f" in param group {len(self.param_groups)}"
+        checks.new_parameters(group["params"], self._params, where)
+        options.check({**self.defaults, **group}, where)
+        checks.fits_memory(self.preconditioner, self._divide(checks.tensors_of(group["params"])))
+        super().add_param_group(group)
+        try:
+            self._adopt(self.param_groups[-1])
+        except BaseException:
+            self._forget(self.param_groups.pop())
+            raise
+
+    def _divide(self, params: Sequence[Tensor], first: int = 0) -> list[tuple[Block, torch.dtype, torch.device]]:
+        """The blocks of a param group, each with the dtype and device of its ``Q``."""
+        numbered = [(i, p) for i, p in enumerate(params, first) if isinstance(p, Tensor) and p.numel() > 0]
+        return [
+            (block, _precise_dtype([params[i - first] for i in block.params]), params[block.params[0] - first].device)
+            for block in self.blocks.divide(numbered)
+        ]
+
+    def _adopt(self, group: Mapping[str, Any]) -> None:
+        """Take in a new param group, and make its state."""
+        for block, dtype, device in self._register(group):
+            Q = self.preconditioner.init(block.shape, dtype=dtype, device=device)
+            self._state_of(block).update({name: buffer[0] for name, buffer in Q.buffers().items()})
+
+    def _register(self, group: Mapping[str, Any]) -> list[tuple[Block, torch.dtype, torch.device]]:
+        index = 1 + max(self._group_of, default=-1)
+        first = len(self._params)
+        divided = self._divide(group["params"], first)
+        for p in group["params"]:
+            self._params.append(p)
+            self._group_of.append(index)
+            self._made_for.append(checks.kind(p))
+            self.state.setdefault(p, {}).update(step=self._clock, skipped=self._skip_count(p.device))
+        self._blocks += [block for block, _, _ in divided]
+        self._stacks = None
+        return divided
+
+    def _forget(self, group: Mapping[str, Any]) -> None:
+        for p in group["params"]:
+            self.state.pop(p, None)
+        self._rebuild()
+
+    def _adopt_all(self) -> None:
+        self._start_over()
+        self.state.clear()
+        for group in self.param_groups:
+            self._adopt(group)
+
+    def _skip_count(self, device: torch.device) -> Tensor:
+        if device not in self._skipped:
+            self._skipped[device] = torch.zeros((), dtype=torch.int64, device=device)
+        return self._skipped[device]
+
+    def _state_of(self, block: Block) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[self._params[block.params[0]]]
+        return state
+
+    def parameters(self) -> list[Tensor]:
+        """All parameters, in the order of the param groups; blocks and stacks refer to their positions in it."""
+        return list(self._params)
+
+    @property
+    def stacks(self) -> list[Stack]:
+        """The blocks with their ``Q``, equal shapes together. The state of the parameters are views of them."""
+        if self._stacks is None or not all(map(self._is_shared, self._stacks)):
+            alike: defaultdict[tuple[Any, ...], list[Block]] = defaultdict(list)
+            for block in self._blocks:
+                like = next(v for k, v in self._state_of(block).items() if k.startswith("Q"))
+                alike[block.shape, like.dtype, like.device].append(block)
+            self._stacks = [self._stack(blocks, *key) for key, blocks in alike.items()]
+        return self._stacks
+
+    def _stack(self, blocks: list[Block], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Stack:
+        states = [self._state_of(block) for block in blocks]
+        template = self.preconditioner.init(shape, dtype=dtype, device="meta")
+        with_average = any("momentum" in state for state in states)
+        for state in states if with_average else []:
+            if "momentum" not in state:
+                state.update(Stack.new_average(shape, dtype, device))
+        buffers = {
+            name: states[0][name][None] if len(states) == 1 else torch.stack([state[name] for state in states])
+            for name in (*template.buffers(), *(AVERAGE if with_average else ()))
+        }
+        average = {name: buffers[name] for name in AVERAGE if with_average}
+        stack = Stack(blocks, template.bind(buffers), average)
+        self._share_state(stack)
+        return stack
+
+    def _share_state(self, stack: Stack) -> None:
+        stack.views = [{k: v[i] for k, v in stack.buffers().items()} for i in range(len(stack.blocks))]
+        for block, views in zip(stack.blocks, stack.views, strict=True):
+            self._state_of(block).update(views)
+
+    def _is_shared(self, stack: Stack) -> bool:
+        """Whether the state is still the stack's; someone may have put other tensors there, as offloading does."""
+        return all(
+            state.get(name) is view
+            for block, views in zip(stack.blocks, stack.views, strict=True)
+            for state in [self._state_of(block)]
+            for name, view in views.items()
+        )
+
+    def _group(self, i: int) -> dict[str, Any]:
+        return self.param_groups[self._group_of[i]]
+
+    def _name(self, i: int) -> str:
+        names = self._group(i).get("param_names")
+        name = "" if names is None else f" ({names[i - self._group_of.index(self._group_of[i])]})"
+        return f"parameter {i}{name}"
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what ``state_dict()`` returned, after checking all of it; every tensor keeps its dtype.
+
+        Torch would cast each to the dtype of its parameter, so it is shown none of them.
+        """
+        loaded: list[dict[str, Tensor]] = []
+
+        def check_and_copy(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+            groups = checkpoint.checked_groups(saved, self.param_groups, self.defaults)
+            frozen = [not p.requires_grad for p in self._params]
+            loaded.extend(checkpoint.checked_state(saved, [self._expected(i) for i in range(len(frozen))], frozen))
+            return {"state": {}, "param_groups": groups}
+
+        def install(_: Optimizer) -> None:
+            self.state.update(zip(self._params, loaded, strict=True))
+            self._rebuild()
+
+        # After the user's own hooks before loading, and before the user's own hooks after it.
+        handles = [
+            self.register_load_state_dict_pre_hook(check_and_copy),
+            self.register_load_state_dict_post_hook(install, prepend=True),
+        ]
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _expected(self, i: int) -> dict[str, Tensor]:
+        """All that the state of a parameter may hold."""
+        expected: dict[str, Tensor] = dict(self.state[self._params[i]])
+        block = next((block for block in self._blocks if block.params[0] == i), None)
+        if block is not None and "momentum" not in expected:
+            like = next(v for k, v in expected.items() if k.startswith("Q"))
+            expected |= Stack.new_average(block.shape, like.dtype, like.device)
+        return expected
+
+    def _rebuild(self) -> None:
+        """Put together again what the state has in common, after it came from outside."""
+        states = [self.state[p] for group in self.param_groups for p in group["params"]]
+        steps = max((int(state["step"]) for state in states), default=0)
+        skipped = {state["skipped"].device: state["skipped"] for state in states}
+        self._start_over()
+        self._clock.fill_(steps)
+        self._skipped.update(skipped)
+        for group in self.param_groups:
+            self._register(group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies, as each view of a stack would carry the whole stack along.
+        state = defaultdict(dict, {p: {k: v.clone() for k, v in entries.items()} for p, entries in self.state.items()})
+        chosen = {name: getattr(self, name) for name in self._choice_names}
+        return {**super().__getstate__(), "state": state, **chosen, "_choice_names": self._choice_names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_choice_names" in state:  # unpickled or copied; otherwise torch is loading a state dict, see above
+            self._rebuild()
+
+
+def _precise_dtype(params: Sequence[Tensor]) -> torch.dtype:
+    """The dtype of ``Q``: the parameters' own, but never less precise than float32."""
+    dtype = torch.float32
+    for p in params:
+        dtype = torch.promote_types(dtype, real(p).dtype)
+    return dtype

@@ -151,7 +151,9 @@ def test_one_step_is_the_formula_of_the_paper(case: Case, criterion: Criterion, 
     tangent = criterion(group, dtheta, dgrad)
     expected = []
     for axis, factor in enumerate(group.factors):
-        x, y = (v.reshape(1, *group.dims)[0].movedim(axis, 0).reshape(group.dims[axis], -1) for v in (tangent.x, tangent.y))
+        x, y = (
+            v.reshape(1, *group.dims)[0].movedim(axis, 0).reshape(group.dims[axis], -1) for v in (tangent.x, tangent.y)
+        )
         S = x @ y.mT + y @ x.mT
         free = possible(case.group(seed=7).factors[axis].dense()[0], case.group(seed=8).factors[axis].dense()[0])
         E = 2 * S * free

@@ -1,0 +1,110 @@
+"""The zebra stripes of Section VI.C: a small classification problem with sharp, interleaved, curved boundaries.
+
+Only the problem: data, network, loss, and how a network is trained and judged. Everything random is drawn from one
+generator, first the weights and then the mini-batches, so two runs from one seed differ in the optimizer alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+#: points in a mini-batch
+BATCH = 100
+#: nodes in the hidden layer
+HIDDEN = 100
+#: points along each side of the grid on which errors are counted
+GRID = 200
+
+
+def label(x: Tensor) -> Tensor:
+    """The class, 0 or 1, of points ``(…, 2)``.
+
+    The paper prints ``mod[round(10^x₁ − 10^x₂) / 2]``, "modulus after division": the remainder of the rounded
+    difference after division by 2. So the class changes wherever the difference passes a half-integer.
+
+    >>> label(torch.tensor([[0.0, 0.0], [0.3, 0.0], [0.0, 0.3], [1.0, 0.0]]))
+    tensor([0., 1., 1., 1.])
+    """
+    powers = 10**x
+    return (powers[..., 0] - powers[..., 1]).round().remainder(2)
+
+
+def batches(generator: torch.Generator, size: int = BATCH) -> Iterator[tuple[Tensor, Tensor]]:
+    """Points, uniform in the unit square, with their classes: always fresh ones, so there is nothing to overfit."""
+    while True:
+        x = torch.rand(size, 2, generator=generator, dtype=torch.float64)
+        yield x, label(x)
+
+
+def grid(points: int) -> Tensor:
+    """The centres of ``points × points`` equal squares, ``(points, points, 2)``: x₁ along a row, x₂ down a column."""
+    line = (torch.arange(points, dtype=torch.float64) + 0.5) / points
+    x2, x1 = torch.meshgrid(line, line, indexing="ij")
+    return torch.stack([x1, x2], dim=-1)
+
+
+class Network(nn.Module):
+    """Two layers, 2 to ``hidden`` to 1, with tanh between them: 401 parameters in the paper's size.
+
+    It takes points of the unit square as they are and returns the logarithm of the odds of class 1.
+    """
+
+    def __init__(self, generator: torch.Generator, hidden: int = HIDDEN) -> None:
+        super().__init__()
+        self.hidden = _layer(2, hidden, generator)
+        self.output = _layer(hidden, 1, generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normalized = (x - 0.5) * 12**0.5  # to mean 0 and variance 1: the uniform distribution has variance 1/12
+        logits: Tensor = self.output(torch.tanh(self.hidden(normalized)))
+        return logits.squeeze(-1)
+
+
+def _layer(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+    """Normal weights of variance ``1 / inputs`` and zero biases; torch would draw its own from the global generator."""
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs, dtype=torch.float64)
+    nn.init.normal_(layer.weight, std=inputs**-0.5, generator=generator)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def start(seed: int) -> tuple[Network, Iterator[tuple[Tensor, Tensor]]]:
+    """A new network and the mini-batches to train it with: the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return Network(generator), batches(generator)
+
+
+def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Logistic cross entropy."""
+    return nn.functional.binary_cross_entropy_with_logits(model(x), y)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: Iterator[tuple[Tensor, Tensor]]) -> Iterator[float]:
+    """Take one step for each mini-batch, as far as it is read, and yield the loss before the step."""
+    for x, y in data:
+        yield float(optimizer.step(_closure(model, optimizer, x, y)))
+
+
+def _closure(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Callable[[], float]:
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = loss(model, x, y)
+        value.backward()
+        return value.detach()
+
+    return closure  # type: ignore[return-value]  # torch writes float for what a closure returns, and means a loss
+
+
+@torch.no_grad()
+def probability(model: nn.Module, points: int) -> Tensor:
+    """What the network has learned: the probability of class 1 at the points of the grid."""
+    return torch.sigmoid(model(grid(points)))
+
+
+def error_rate(model: nn.Module, points: int = GRID) -> float:
+    """The part of the grid where the more probable class is the wrong one."""
+    wrong = (probability(model, points) > 0.5) != label(grid(points)).bool()
+    return float(wrong.double().mean())

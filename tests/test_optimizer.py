@@ -419,7 +419,7 @@ def test_complex_pairs_of_both_probes_agree():
     pairs = []
     for kind in (FiniteDifference, HessianVector):
 
-        class Recorder(kind):  # type: ignore[misc, valid-type]
+        class Recorder(kind):
             def __call__(self, *args):
                 evaluation = super().__call__(*args)
                 pairs.append(evaluation.pairs[0])
@@ -607,7 +607,7 @@ def test_compiled_step_equals_eager_without_recompiling(probe):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, about what it imports and traces
             if compiled:
-                optimizer.step = torch.compile(optimizer.step)  # type: ignore[method-assign]
+                optimizer.step = torch.compile(optimizer.step)
             train(model, optimizer, 0, 8, count)
         assert compiles[3] == compiles[-1]
         results.append([p.detach().clone() for p in model.parameters()])

@@ -92,8 +92,10 @@ class Affine(Blocks):
     as by ``PerTensor``.
 
     >>> from torch import nn
-    >>> [[tuple(p.shape) for p in group["params"]] for group in Affine.groups(nn.RNN(2, 50))]
-    [[(50, 2), (50, 50), (50,), (50,)]]
+    >>> for group in Affine.groups(nn.Sequential(nn.RNN(2, 50), nn.Linear(50, 1))):
+    ...     print([name for name, _ in group["params"]])
+    ['0.weight_ih_l0', '0.weight_hh_l0', '0.bias_ih_l0', '0.bias_hh_l0']
+    ['1.weight', '1.bias']
     """
 
     def divide(self, params: Sequence[tuple[int, Tensor]]) -> list[Block]:

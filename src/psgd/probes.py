@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .real import like, real
+from .tangent import largest
 
 Closure = Callable[[], Any]
 #: standard normal numbers of the shape and dtype of ``real(parameter)``, for the parameter at a position
@@ -65,8 +66,7 @@ class Probe(ABC):
     def damp(self, dtheta: Tensor, dgrad: Tensor) -> Tensor:
         """``δg + damping · ‖δg‖ / ‖δθ‖ · δθ``, block by block of a stack: as if ``H`` were a little larger."""
         damping = torch.finfo(dgrad.dtype).eps ** 0.75 if self.damping is None else self.damping
-        axes = tuple(range(1, dgrad.ndim))
-        change, moved = (v.abs().amax(axes, keepdim=True) for v in (dgrad, dtheta))
+        change, moved = (largest(v).view(-1, *[1] * (v.ndim - 1)) for v in (dgrad, dtheta))
         # Nothing moved: nothing to add, and no 0 / 0. The order of the factors keeps tiny ones from underflowing.
         ratio = torch.where(moved > 0, change * (damping / moved), 0.0)
         return torch.addcmul(dgrad, dtheta, ratio)

@@ -1,7 +1,7 @@
 """The optimizer's parameters and what it keeps for them: blocks, their state, saving, loading and copying.
 
 The state of a block belongs to its first parameter, and is made of tensors only, so that every tool that handles the
-state of torch's own optimizers can handle it. For speed, blocks of equal shape share: their tensors are views of stacks.
+state of torch's own optimizers can handle it. For speed, the tensors of blocks of equal shape are views of a stack.
 """
 
 from __future__ import annotations

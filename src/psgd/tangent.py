@@ -21,7 +21,7 @@ BLOCK_ROWS = 128
 class Tangent:
     """A stack of pairs ``(x, y)``: as a criterion gives it ``(B, *dims)``, unfolded along one axis ``(B, n, k)``.
 
-    Scaling ``x`` or ``y`` scales ``S``, so it cannot change a normalised step: ``unit`` uses that to keep the
+    Scaling ``x`` or ``y`` scales ``S``, so it cannot change a normalised step: ``unit_`` uses that to keep the
     products of very large or very small gradients within the range of the number format.
 
     >>> import torch
@@ -36,14 +36,12 @@ class Tangent:
     x: Tensor
     y: Tensor
 
-    def unit(self) -> tuple[Tangent, Tensor]:
-        """Return the pair scaled to maxima of one, and for each block of the stack whether it is usable.
+    def unit_(self) -> Tensor:
+        """Scale both parts to maxima of one, in place; say for each block of the stack whether it is usable.
 
-        A block is not usable where ``S`` is zero or either part is not finite; there both parts become zero.
+        A block is not usable where ``S`` is zero or either part is not finite; there the part becomes zero.
         """
-        x, x_usable = _scaled_to_one(self.x)
-        y, y_usable = _scaled_to_one(self.y)
-        return Tangent(x, y), x_usable & y_usable
+        return _scale_to_one_(self.x) & _scale_to_one_(self.y)
 
     def unfold(self, axis: int) -> Tangent:
         """View the pair with ``axis`` (counted without the stack) as rows and all other axes as columns."""
@@ -58,35 +56,35 @@ class Tangent:
         return self.x.shape[2]
 
     @cached_property
-    def _product(self) -> Tensor | None:
-        """Half of ``S``, ``x yᵀ``, where it is no larger than the pair itself or small anyway."""
+    def _formed(self) -> Tensor | None:
+        """``S`` itself, where it is no larger than the pair or small anyway."""
         if self.columns > 1 and self.rows <= max(self.columns, 2 * BLOCK_ROWS):
-            return self.x @ self.y.mT
+            half = self.x @ self.y.mT
+            return half + half.mT
         return None
 
     def upper(self, start: int, stop: int) -> Tensor:
-        """Rows ``start`` to ``stop`` of ``S``, from column ``start`` on."""
-        if self._product is not None:
-            return self._product[:, start:stop, start:] + self._product[:, start:, start:stop].mT
+        """Rows ``start`` to ``stop`` of ``S``, from column ``start`` on. Who asks last may overwrite them."""
+        if self._formed is not None:
+            return self._formed[:, start:stop, start:]
         x, y = self.x[:, start:], self.y[:, start:]
         size = stop - start
-        return x[:, :size] @ y.mT + y[:, :size] @ x.mT
+        return torch.baddbmm(x[:, :size] @ y.mT, y[:, :size], x.mT)
 
     def matrix(self) -> Tensor:
         return self.upper(0, self.rows)
 
     def diagonal(self) -> Tensor:
-        if self._product is not None:
-            return 2 * self._product.diagonal(dim1=1, dim2=2)
+        if self._formed is not None:
+            return self._formed.diagonal(dim1=1, dim2=2)
         return 2 * (self.x * self.y).sum(-1)
 
     def max_abs(self) -> Tensor:
         """The largest ``|S_ij|``; as ``S`` is symmetric, also the largest of its upper triangle."""
-        blocks = [
-            self.upper(start, min(start + BLOCK_ROWS, self.rows)).abs().amax((1, 2))
-            for start in range(0, self.rows, BLOCK_ROWS)
-        ]
-        return torch.stack(blocks).amax(0)
+        if self._formed is not None:
+            return largest(self._formed)
+        starts = range(0, self.rows, BLOCK_ROWS)
+        return torch.stack([largest(self.upper(i, min(i + BLOCK_ROWS, self.rows))) for i in starts]).amax(0)
 
     def max_diag(self) -> Tensor:
         return self.diagonal().abs().amax(-1)
@@ -138,10 +136,17 @@ def fold(v: Tensor, axis: int, shape: torch.Size) -> Tensor:
     return v.reshape(moved).movedim(1, axis + 1)
 
 
-def _scaled_to_one(v: Tensor) -> tuple[Tensor, Tensor]:
-    largest = v.abs().amax(tuple(range(1, v.ndim)), keepdim=True)
-    usable = (largest > 0) & torch.isfinite(largest)
-    return torch.where(usable, v / largest, 0.0), usable.flatten()
+def largest(v: Tensor) -> Tensor:
+    """The largest absolute value of each block of a stack; NaN where there is one."""
+    return torch.linalg.vector_norm(v, torch.inf, tuple(range(1, v.ndim)))
+
+
+def _scale_to_one_(v: Tensor) -> Tensor:
+    size = largest(v)
+    usable = (size > 0) & torch.isfinite(size)
+    shape = (-1, *[1] * (v.ndim - 1))
+    v.div_(torch.where(usable, size, 1.0).view(shape)).masked_fill_(~usable.view(shape), 0)
+    return usable
 
 
 def _longest_column(v: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ def test_stacked_equals_one_by_one(case: Case, criterion: Criterion, normalize):
 
 def criterion_value(criterion: Criterion, Q: Tensor, dtheta: Tensor, dgrad: Tensor) -> Tensor:
     P = Q.mT @ Q
-    name = criterion.__name__  # type: ignore[attr-defined]
+    name = criterion.__name__
     if name == "c1":
         return ((dgrad - torch.linalg.solve(P, dtheta)) ** 2).sum()
     if name == "c2":
@@ -265,8 +265,8 @@ def test_q_stays_bounded_however_long_it_is_pushed(case: Case, dtype: torch.dtyp
 
 def test_factors_are_kept_in_balance_and_p_keeps_every_bit():
     group = Kronecker().init((4, 3, 2), dtype=torch.float64, device="cpu")
-    group.factors[0].full.mul_(2.0**40)  # type: ignore[attr-defined]
-    group.factors[2].full.mul_(2.0**-10)  # type: ignore[attr-defined]
+    group.factors[0].full.mul_(2.0**40)
+    group.factors[2].full.mul_(2.0**-10)
     before = group.dense().clone()
     group._balance_(torch.ones(1, dtype=torch.bool))
     assert torch.equal(group.dense(), before)

@@ -132,10 +132,13 @@ class Group:
         normalize: Normalization,
         usable: Tensor | None = None,
     ) -> None:
-        """``Q_i ← (I − lr / ‖∇E_i‖ · ∇E_i) Q_i`` for every factor, where ``usable`` (B) is true."""
+        """``Q_i ← (I − lr / ‖∇E_i‖ · ∇E_i) Q_i`` for every factor, where ``usable`` (B) is true.
+
+        The tangent is as large as the parameters, and used up: its parts are scaled in place.
+        """
         count = tangent.x.shape[0]
         tangent = Tangent(tangent.x.reshape(count, *self.dims), tangent.y.reshape(count, *self.dims))
-        tangent, informative = tangent.unit()
+        informative = tangent.unit_()
         usable = informative if usable is None else usable & informative
         for axis, factor in enumerate(self.factors):
             factor.descend_(tangent.unfold(axis), lr, normalize, usable, self._limit(tangent.x.dtype))

@@ -1,0 +1,247 @@
+"""What must hold on a GPU too. Skipped, visibly, where there is none."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from psgd import PSGD, Affine, Dense, FiniteDifference, HessianVector, Joint, Kronecker, Spectral, Whitening
+
+from .cases import PROBES, STRUCTURES, batch
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+structures = pytest.mark.parametrize("structure", STRUCTURES, ids=str)
+probes = pytest.mark.parametrize("probe", PROBES, ids=lambda p: type(p).__name__)
+
+
+def model_on(device: str, dtype=torch.float32, dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(dropout), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
+    return model.to(device, dtype)
+
+
+def go(model: nn.Module, optimizer: PSGD, first: int, last: int) -> None:
+    parameter = next(model.parameters())
+    for step in range(first, last):
+        x, y = (t.to(parameter.device) for t in batch(step, parameter.dtype))
+
+        def loss_of(x=x, y=y):
+            return ((model(x) - y) ** 2).mean()
+
+        def closure(loss_of=loss_of):
+            optimizer.zero_grad()
+            loss = loss_of()
+            loss.backward()
+            return loss
+
+        optimizer.step(loss_of if isinstance(optimizer.probe, HessianVector) else closure)
+
+
+def weights(model: nn.Module) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@structures
+@probes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_resume_is_exact_to_the_bit(structure, probe, dtype):
+    def new():
+        model = model_on("cuda", dtype, dropout=0.1)
+        options = {"lr": 0.05, "momentum": 0.5, "update_every": 2, "max_norm": 1.0}
+        return model, PSGD(model.parameters(), preconditioner=structure, probe=probe, **options)
+
+    straight = new()
+    torch.manual_seed(1)
+    go(*straight, 0, 20)
+    first = new()
+    torch.manual_seed(1)
+    go(*first, 0, 10)
+    saved = copy.deepcopy({"model": first[0].state_dict(), "optimizer": first[1].state_dict()})
+    random = torch.cuda.get_rng_state()
+    second = new()
+    second[0].load_state_dict(saved["model"])
+    second[1].load_state_dict(saved["optimizer"])
+    torch.cuda.set_rng_state(random)
+    go(*second, 10, 20)
+    for a, b in zip(weights(second[0]), weights(straight[0]), strict=True):
+        assert torch.equal(a, b)
+
+
+@structures
+@probes
+def test_cpu_and_gpu_agree_on_what_a_step_does(structure, probe):
+    """The noise differs, as the generators do; without an update of Q there is none."""
+    results = []
+    for device in ("cpu", "cuda"):
+        model = model_on(device, torch.float64)
+        optimizer = PSGD(model.parameters(), lr=0.05, preconditioner=structure, probe=probe, precond_lr=1e-13)
+        go(model, optimizer, 0, 5)
+        results.append([w.cpu() for w in weights(model)])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
+
+
+@structures
+@pytest.mark.parametrize("blocks", [None, Joint(), Affine()], ids=str)
+@pytest.mark.parametrize("normalize", [None, Spectral()], ids=str)
+def test_a_step_never_waits_for_the_device(structure, blocks, normalize):
+    model = model_on("cuda")
+    groups = Affine.groups(model) if isinstance(blocks, Affine) else [{"params": list(model.parameters())}]
+    for group in groups[:1]:
+        group["lr"] = 0.01
+    options = {k: v for k, v in {"blocks": blocks, "normalize": normalize}.items() if v is not None}
+    optimizer = PSGD(
+        groups,
+        lr=torch.tensor(0.05, device="cuda"),
+        preconditioner=structure,
+        probe=Whitening(),
+        momentum=0.5,
+        weight_decay=0.1,
+        max_norm=1.0,
+        **options,
+    )
+    for step in range(4):
+        x, y = (t.cuda() for t in batch(step))
+        optimizer.zero_grad()
+        ((model(x) - y) ** 2).mean().backward()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error" if step else "default")
+        try:
+            optimizer.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_finite_difference_does_not_wait_either():
+    model = model_on("cuda", dropout=0.2)
+    optimizer = PSGD(model.parameters(), lr=0.05, probe=FiniteDifference())
+    x, y = (t.cuda() for t in batch(0))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = ((model(x) - y) ** 2).mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        optimizer.step(closure)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_skipped_steps_and_device_step_sizes():
+    model = model_on("cuda")
+    lr = torch.tensor(0.05, device="cuda")
+    optimizer = PSGD(model.parameters(), lr=lr, probe=Whitening(), momentum=0.5)
+    go(model, optimizer, 0, 3)
+    before = weights(model)
+    for p in model.parameters():
+        p.grad = torch.full_like(p, torch.nan)
+    optimizer.step()
+    lr.fill_(torch.nan)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(model), strict=True))
+    assert int(optimizer.state[model[0].weight]["skipped"]) == 2
+    lr.fill_(0.05)
+    optimizer.step()
+    assert not torch.equal(before[0], model[0].weight)
+
+
+def test_dropout_mask_is_replayed():
+    model = model_on("cuda", torch.float64, dropout=0.5)
+    seen = []
+
+    class Recorder(FiniteDifference):
+        def __call__(self, *args):
+            evaluation = super().__call__(*args)
+            seen.append(max(pair[1].abs().max().item() for pair in evaluation.pairs.values()))
+            return evaluation
+
+    go(model, PSGD(model.parameters(), lr=0.01, probe=Recorder()), 0, 3)
+    assert max(seen) < 1e-5
+    torch.manual_seed(4)
+    go(model, PSGD(model.parameters(), lr=0.01), 0, 1)
+    after = torch.cuda.get_rng_state()
+    torch.manual_seed(4)
+    model(torch.ones(16, 4, device="cuda", dtype=torch.float64))
+    assert torch.equal(after, torch.cuda.get_rng_state())
+
+
+def test_parameters_on_several_devices():
+    a = torch.ones(3, 2, requires_grad=True)
+    b = torch.ones(3, 2, device="cuda", requires_grad=True)
+    optimizer = PSGD([a, b], lr=0.1, probe=Whitening(), max_norm=0.5, momentum=0.5)
+    for _ in range(3):
+        a.grad, b.grad = torch.ones(3, 2), torch.ones(3, 2, device="cuda")
+        optimizer.step()
+    assert not torch.equal(a, torch.ones(3, 2))
+    assert not torch.equal(b.cpu(), torch.ones(3, 2))
+    before = [t.detach().clone() for t in (a, b)]
+    b.grad = torch.full_like(b, torch.inf)
+    optimizer.step()
+    assert all(torch.equal(x, y) for x, y in zip((a, b), before, strict=True))
+    assert int(optimizer.state[a]["skipped"]) == int(optimizer.state[b]["skipped"]) == 1
+
+
+def test_model_moved_after_the_optimizer_was_made():
+    model = model_on("cpu")
+    optimizer = PSGD(model.parameters(), lr=0.05)
+    model.cuda()
+    go(model, optimizer, 0, 3)
+    assert all(stack.device.type == "cuda" for stack in optimizer.stacks)
+    cpu = model_on("cpu")
+    other = PSGD(cpu.parameters(), lr=0.05)
+    other.load_state_dict(optimizer.state_dict())
+    assert all(stack.device.type == "cpu" for stack in other.stacks)
+
+
+def test_grad_scaler_and_half_precision():
+    model = model_on("cuda")
+    optimizer = PSGD(model.parameters(), lr=0.02, probe=Whitening(), max_norm=1.0)
+    scaler = torch.amp.GradScaler("cuda")
+    losses = []
+    for step in range(200):
+        x, y = (t.cuda() for t in batch(step))
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = ((model(x) - y) ** 2).mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    assert sum(losses[-20:]) < 0.6 * sum(losses[:20])
+
+
+@pytest.mark.parametrize("probe", [Whitening(), FiniteDifference()], ids=lambda p: type(p).__name__)
+def test_peak_memory_of_a_step(probe):
+    """At most four times the parameters, beyond what there was."""
+    model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(6)]).cuda()
+    size = sum(p.nbytes for p in model.parameters())
+    optimizer = PSGD(model.parameters(), lr=0.01, probe=probe, preconditioner=Kronecker())
+    x = torch.randn(2, 1024, device="cuda")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    optimizer.step(closure)
+    assert torch.cuda.max_memory_allocated() - before <= 4.1 * size
+
+
+def test_dense_too_large_for_the_device():
+    with pytest.raises(ValueError, match=r"Dense\(\): Q would take .* on cuda:0"):
+        PSGD([torch.zeros(1_000_000, device="cuda", requires_grad=True)], preconditioner=Dense())

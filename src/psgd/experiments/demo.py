@@ -16,9 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from torch import Tensor
 
-from ..blocks import Joint
-from ..groups import Dense
-from ..optimizer import PSGD
+from .. import PSGD, Dense, Joint
 from . import zebra
 
 ITERATIONS = 10_000

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+# The same examples in every run; `pytest --hypothesis-profile=default` looks for new ones.
+settings.register_profile("psgd", deadline=None, derandomize=True)
+settings.load_profile("psgd")
 
 
 @pytest.fixture(autouse=True)

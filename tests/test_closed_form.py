@@ -25,7 +25,7 @@ def sample(seed: int, n: int = 5, count: int = 200) -> tuple[Tensor, Tensor]:
 seeds = given(st.integers(0, 10_000))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @seeds
 def test_equations_of_the_paper(seed):
     R_theta, R_g, R_theta_g = covariances(*sample(seed))
@@ -41,7 +41,7 @@ def test_equations_of_the_paper(seed):
     assert torch.equal(P, c3(R_theta, R_g))
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @seeds
 def test_lyapunov_solutions_are_those_of_scipy(seed):
     R_theta, R_g, R_theta_g = covariances(*sample(seed))
@@ -52,7 +52,7 @@ def test_lyapunov_solutions_are_those_of_scipy(seed):
     torch.testing.assert_close(c1(R_theta, R_g, R_theta_g), theirs)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @seeds
 def test_closed_forms_minimise_their_criteria(seed):
     """On the samples themselves, by autograd: the gradient of each criterion with respect to P vanishes."""

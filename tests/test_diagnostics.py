@@ -23,7 +23,7 @@ def random_preconditioner(n: int, seed: int) -> Tensor:
     return Q.mT @ Q
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(n=st.integers(1, 8), seed=st.integers(0, 10_000), definite=st.booleans())
 def test_proposition_1_signs_of_eigenvalues_are_kept(n, seed, definite):
     """All eigenvalues of PH are real, and as many are positive, negative and zero as of H."""
@@ -35,7 +35,7 @@ def test_proposition_1_signs_of_eigenvalues_are_kept(n, seed, definite):
     assert torch.equal(symmetric.sign(), torch.linalg.eigvalsh(H).sign())
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(n=st.integers(1, 8), seed=st.integers(0, 10_000))
 def test_proposition_2_an_ideal_preconditioner_exists(n, seed):
     """P = U |D|⁻¹ Uᵀ makes all absolute eigenvalues of PH one."""
@@ -45,7 +45,7 @@ def test_proposition_2_an_ideal_preconditioner_exists(n, seed):
     torch.testing.assert_close(preconditioned_eigenvalues(P, H).abs(), torch.ones(n, dtype=torch.float64))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(n=st.integers(2, 6), seed=st.integers(0, 10_000), sign=st.sampled_from([1.0, -1.0]))
 def test_proposition_2_and_it_is_unique_for_a_definite_hessian(n, seed, sign):
     """If all absolute eigenvalues of PH are one and H is definite, P is ±H⁻¹: any other P is not ideal."""
@@ -84,7 +84,7 @@ def test_exact_properties_of_known_matrices():
     assert gain.item() == pytest.approx(1)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(n=st.integers(1, 12), seed=st.integers(0, 10_000))
 def test_lanczos_finds_the_whole_spectrum_of_a_small_matrix(n, seed):
     H = random_hessian(n, 1.0, False, seed)

@@ -665,7 +665,7 @@ def test_repr_says_what_there_is():
     assert text.endswith("6 tensors with 79 elements, state of 932 B")
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     n=st.integers(1, 6),
     seed=st.integers(0, 2**31),

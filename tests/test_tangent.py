@@ -32,7 +32,7 @@ def test_norms_and_diagonal_are_those_of_the_matrix(n, k):
     assert torch.all(tangent.spectral() <= exact * (1 + 1e-12))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     n=st.integers(2, 40),
     k=st.integers(2, 40),

@@ -154,7 +154,7 @@ class _Operators:
             return list(torch.eye(self.size, dtype=first.dtype, device=first.device))
         self.per_probe = 1
         generator = torch.Generator("cpu").manual_seed(seed)
-        signs = torch.randint(0, 2, (count, self.size), generator=generator) * 2 - 1
+        signs = torch.randint(0, 2, (count, self.size), generator=generator, device="cpu") * 2 - 1
         return list(signs.to(first.device, first.dtype))
 
     def _split(self, v: Tensor) -> list[Tensor]:

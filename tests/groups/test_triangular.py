@@ -16,8 +16,9 @@ def test_blocked_update_is_the_product(n, batch):
     Q = torch.randn(batch, n, n, dtype=torch.float64).triu()
     x, y = torch.randn(2, batch, n, 1, dtype=torch.float64)
     step = torch.rand(batch, 1, 1, dtype=torch.float64)
-    expected = Q - step * (x @ y.mT + y @ x.mT).triu() @ Q
-    descend_rank_two_(Q, x, y, step)
+    scale = torch.rand(batch, 1, 1, dtype=torch.float64)
+    expected = scale * (Q - step * (x @ y.mT + y @ x.mT).triu() @ Q)
+    descend_rank_two_(Q, x, y, step, scale)
     torch.testing.assert_close(Q, expected, rtol=1e-12, atol=1e-12)
     assert torch.equal(Q, Q.triu())
 
@@ -40,4 +41,5 @@ def test_blocked_update_is_much_faster_than_the_product():
             times.append(time.perf_counter() - start)
         return min(times)
 
-    assert best(lambda: descend_rank_two_(Q, x, y, step)) < best(product) / 2
+    one = torch.ones(1, 1, 1, dtype=torch.float64)
+    assert best(lambda: descend_rank_two_(Q, x, y, step, one)) < best(product) / 2

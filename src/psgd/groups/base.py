@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..normalize import Normalization, Projected
-from ..tangent import Tangent, fold, unfold
+from ..tangent import Tangent, fold, largest, unfold
 
 
 class Factor(ABC):
@@ -47,8 +47,8 @@ class Factor(ABC):
         """What the Lie algebra of this group keeps of the tangent ``S``."""
 
     @abstractmethod
-    def descend_off_diagonal_(self, tangent: Any, step: Tensor) -> None:
-        """``Q ← Q − step · E Q`` for a projected tangent ``E``; what it leaves on the diagonal does not matter."""
+    def descend_off_diagonal_(self, tangent: Any, step: Tensor, scale: Tensor) -> None:
+        """``Q ← scale · (Q − step · E Q)`` for a projected tangent ``E``; the diagonal is written afterwards."""
 
     @abstractmethod
     def diagonal(self) -> Tensor:
@@ -73,18 +73,18 @@ class Factor(ABC):
         """One normalised step of every usable block; the others keep their bits.
 
         The diagonal is written last, from ``Q_ii (1 − μ ∇E_ii)`` in elementwise arithmetic: whatever precision the
-        matrix products had, it stays positive. A step that would push it over ``limit`` is not taken.
+        matrix products had, it stays positive. A ``Q`` with an element over ``limit`` is scaled down, by a power of
+        two; as one normalised step cannot use up the room that is left above the limit, ``Q`` stays finite.
         """
         projected = self.project(tangent)
         norm = normalize(projected)
         step = torch.where(usable & (norm > 0), lr / norm, 0.0)
         old = self.diagonal()
         new = old * (1 - step[:, None] * projected.diagonal())
-        within = new.amax(-1) <= limit
-        step = torch.where(within, step, 0.0)
-        new = torch.where(within[:, None], new, old).clamp_min(1 / limit)
-        self.descend_off_diagonal_(projected, step[:, None, None])
-        self.set_diagonal_(new)
+        size = torch.stack([largest(buffer) for buffer in self.buffers().values()]).amax(0)
+        scale = torch.where(usable & (size > limit), (limit / size).log2().floor().exp2(), 1.0)
+        self.descend_off_diagonal_(projected, step[:, None, None], scale[:, None, None])
+        self.set_diagonal_((new * scale[:, None]).clamp_min(1 / limit))
 
 
 class Group:
@@ -145,7 +145,7 @@ class Group:
         self._balance_(usable)
 
     def _limit(self, dtype: torch.dtype) -> float:
-        """How large the diagonal of a factor may get, so that ``P`` and ``P⁻¹`` stay well inside the number format."""
+        """How large the elements of a factor may get, so that ``P`` and ``P⁻¹`` stay well inside the number format."""
         return float(torch.finfo(dtype).max) ** (0.375 / len(self.factors))
 
     def _balance_(self, usable: Tensor) -> None:

@@ -38,7 +38,7 @@ class DiagonalFactor(Factor):
     def project(self, tangent: Tangent) -> DiagonalTangent:
         return DiagonalTangent(tangent.diagonal())
 
-    def descend_off_diagonal_(self, tangent: DiagonalTangent, step: Tensor) -> None:
+    def descend_off_diagonal_(self, tangent: DiagonalTangent, step: Tensor, scale: Tensor) -> None:
         """There is nothing off the diagonal."""
 
     def diagonal(self) -> Tensor:

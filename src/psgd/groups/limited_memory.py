@@ -90,10 +90,10 @@ class LimitedMemoryFactor(Factor):
         top = tangent.upper(0, size)
         return LimitedMemoryTangent(top[:, :, :size], top[:, :, size:], tangent)
 
-    def descend_off_diagonal_(self, tangent: LimitedMemoryTangent, step: Tensor) -> None:
+    def descend_off_diagonal_(self, tangent: LimitedMemoryTangent, step: Tensor, scale: Tensor) -> None:
         S11 = tangent.S11.triu()
-        self.Q12.addcmul_(S11 @ self.Q12 + tangent.S12 * self.Q22[:, None, :], step, value=-1)
-        self.Q11.addcmul_(S11 @ self.Q11, step, value=-1)
+        self.Q12.addcmul_(S11 @ self.Q12 + tangent.S12 * self.Q22[:, None, :], step, value=-1).mul_(scale)
+        self.Q11.addcmul_(S11 @ self.Q11, step, value=-1).mul_(scale)
 
     def diagonal(self) -> Tensor:
         return torch.cat([self._head.diagonal(), self.Q22], 1)

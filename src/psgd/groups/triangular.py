@@ -42,16 +42,16 @@ class Triangular(Factor):
     def project(self, tangent: Tangent) -> Tangent:
         return tangent
 
-    def descend_off_diagonal_(self, tangent: Tangent, step: Tensor) -> None:
+    def descend_off_diagonal_(self, tangent: Tangent, step: Tensor, scale: Tensor) -> None:
         if tangent.columns == 1:
-            descend_rank_two_(self.full, tangent.x, tangent.y, step)
+            descend_rank_two_(self.full, tangent.x, tangent.y, step, scale)
             return
         # Row i of triu(S) Q needs rows i and below: from the top, each block of rows is read before it is written.
         n = tangent.rows
         for start in range(0, n, BLOCK_ROWS):
             stop = min(start + BLOCK_ROWS, n)
             rows = tangent.upper(start, stop).triu_() @ self.full[:, start:, start:]
-            self.full[:, start:stop, start:].addcmul_(rows, step, value=-1)
+            self.full[:, start:stop, start:].addcmul_(rows, step, value=-1).mul_(scale)
 
     def diagonal(self) -> Tensor:
         return self.full.diagonal(dim1=1, dim2=2)
@@ -66,8 +66,8 @@ class Triangular(Factor):
         return f"dense {self.full.shape[-1]}"
 
 
-def descend_rank_two_(Q: Tensor, x: Tensor, y: Tensor, step: Tensor, block_rows: int = 64) -> None:
-    """``Q ← Q − step · triu(x yᵀ + y xᵀ) Q`` for vectors, in O(n²) and in place.
+def descend_rank_two_(Q: Tensor, x: Tensor, y: Tensor, step: Tensor, scale: Tensor, block_rows: int = 64) -> None:
+    """``Q ← scale · (Q − step · triu(x yᵀ + y xᵀ) Q)`` for vectors, in O(n²) and in place.
 
     Row i of the product is ``x_i Σ_{j≥i} y_j Q_j + y_i Σ_{j≥i} x_j Q_j``. Going up from the last block of rows, the two
     sums over the rows below are carried along. Columns left of a block are zero in all of its rows.
@@ -83,7 +83,7 @@ def descend_rank_two_(Q: Tensor, x: Tensor, y: Tensor, step: Tensor, block_rows:
         change.addcmul_(xb, y_sum).addcmul_(yb, x_sum)
         x_sum += xb.mT @ rows
         y_sum += yb.mT @ rows
-        rows.addcmul_(change, step, value=-1)
+        rows.addcmul_(change, step, value=-1).mul_(scale)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from .probes import FiniteDifference, Gradients, Probe
 from .real import real
 from .stacks import Stack, per_block
 from .state import BlockOptimizer
+from .tangent import largest
 
 
 class PSGD(BlockOptimizer):
@@ -200,7 +201,7 @@ class PSGD(BlockOptimizer):
         ok: usable.Flags,
     ) -> None:
         """Turn directions into steps, in place, and move all parameters at once."""
-        flags = [torch.isfinite(torch.linalg.vector_norm(direction, torch.inf)) for _, direction in moves]
+        flags = [torch.isfinite(largest(direction)).all() for _, direction in moves]
         ok = usable.agree([*ok.values(), *flags], self._skipped)
         length = None
         if any(group["max_norm"] is not None for group in self.param_groups):

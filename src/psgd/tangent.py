@@ -137,8 +137,12 @@ def fold(v: Tensor, axis: int, shape: torch.Size) -> Tensor:
 
 
 def largest(v: Tensor) -> Tensor:
-    """The largest absolute value of each block of a stack; NaN where there is one."""
-    return torch.linalg.vector_norm(v, torch.inf, tuple(range(1, v.ndim)))
+    """The largest absolute value of each block of a stack; NaN where there is one.
+
+    On a CPU many times faster than the same by ``vector_norm``, and without a copy as large as ``v``.
+    """
+    axes = tuple(range(1, v.ndim))
+    return torch.maximum(v.amax(axes), -v.amin(axes))
 
 
 def _scale_to_one_(v: Tensor) -> Tensor:

@@ -20,13 +20,19 @@ def finite(loss: Any, grads: Iterable[Tensor]) -> list[Tensor]:
     alike: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
     for grad in grads:
         alike[grad.device, grad.dtype].append(real(grad))
-    # The largest absolute value of a tensor is finite exactly where all of its elements are.
-    flags = [torch.isfinite(torch.stack(torch._foreach_norm(same, torch.inf))).all() for same in alike.values()]
+    flags = [torch.isfinite(torch.stack(_largest_of_each(same))).all() for same in alike.values()]
     if isinstance(loss, Tensor):
         flags.append(torch.isfinite(loss.detach()).all())
     elif isinstance(loss, (int, float)) and not math.isfinite(loss):
         flags.append(torch.zeros((), dtype=torch.bool, device="cpu"))
     return flags
+
+
+def _largest_of_each(tensors: list[Tensor]) -> tuple[Tensor, ...] | list[Tensor]:
+    """The largest absolute values of tensors: finite exactly where all of their elements are."""
+    if tensors[0].device.type == "cpu":
+        return [torch.maximum(t.amax(), -t.amin()) for t in tensors]
+    return torch._foreach_norm(tensors, torch.inf)  # a single kernel for all
 
 
 def agree(flags: Sequence[Tensor], devices: Iterable[torch.device]) -> dict[torch.device, Tensor]:

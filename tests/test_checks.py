@@ -104,6 +104,8 @@ def test_choices(options, message):
         (lambda: FiniteDifference(damping=-1.0), r"damping=-1.0: FiniteDifference wants"),
         (lambda: Whitening(damping=1.0), "damping=1.0: Whitening wants"),
         (lambda: HessianVector(damping=math.nan), "damping=nan: HessianVector wants"),
+        (lambda: HessianVector(damping="a"), "damping='a': HessianVector wants"),
+        (lambda: FiniteDifference(std="a"), "std='a': FiniteDifference wants"),
     ],
 )
 def test_arguments_of_choices(make, message):
@@ -125,6 +127,12 @@ def test_parameters():
         PSGD([{"params": [p]}, {"params": [p]}])
     with pytest.raises(ValueError, match=r"parameter 0 in param group 0 is of dtype torch.int64; PSGD wants floating"):
         PSGD([torch.ones(2, dtype=torch.int64)])
+    with pytest.raises(ValueError, match=r"dtype torch.float8_e4m3fn; PSGD wants .* at least 16 bits"):
+        PSGD([torch.ones(2).to(torch.float8_e4m3fn)])
+    with pytest.raises(ValueError, match=r"torch.sparse_coo; PSGD wants dense ones"):
+        PSGD([torch.eye(2).to_sparse().requires_grad_()])
+    with pytest.raises(ValueError, match=r"PSGD wants p.resolve_conj\(\)"):
+        PSGD([torch.ones(2, dtype=torch.complex64).conj().requires_grad_()])
     with pytest.raises(TypeError, match="item 1 in param group 0 is 3; PSGD wants tensors"):
         PSGD([p, 3])
     with pytest.raises(TypeError, match="iterable"):

@@ -188,16 +188,27 @@ def test_hessian_vector_ignores_zero_grad_in_the_closure():
     assert all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])
 def test_damping_is_relative_to_the_block(size):
     dtheta, dgrad = torch.randn(2, 3), torch.randn(2, 3) * size
     dgrad[1] = 0
-    damped = Whitening(damping=0.5).damp(dtheta, dgrad)
+    damped, informative = Whitening(damping=0.5).damp(dtheta, dgrad)
     ratio = 0.5 * dgrad.abs().amax(1, keepdim=True) / dtheta.abs().amax(1, keepdim=True)
     torch.testing.assert_close(damped, dgrad + ratio * dtheta)
     assert torch.equal(damped[1], torch.zeros(3))
-    assert torch.equal(Whitening(damping=0.0).damp(dtheta, dgrad), dgrad)
-    assert torch.equal(Whitening().damp(torch.zeros(2, 3), dgrad), dgrad)
+    assert informative.tolist() == [True, False]
+    assert torch.equal(Whitening(damping=0.0).damp(dtheta, dgrad)[0], dgrad)
+
+
+def test_pairs_that_say_nothing_are_known_as_such():
+    dtheta = torch.ones(7, 3)
+    dgrad = torch.ones(7, 3) * torch.tensor([1.0, 1e-20, 1e-42, 0.0, 1e30, torch.inf, torch.nan])[:, None]
+    damped, informative = Whitening().damp(dtheta, dgrad)
+    assert informative.tolist() == [True] + [False] * 6
+    assert torch.equal(damped[1:6], dgrad[1:6])
+    assert Whitening().damp(torch.zeros(7, 3), dgrad)[1].tolist() == [False] * 7
+    wide = Whitening().damp(dtheta.double(), dgrad.double())[1]
+    assert wide.tolist() == [True, True, False, False, True, False, False]
 
 
 def test_damping_bounds_p_where_there_is_no_curvature():

@@ -235,6 +235,26 @@ def spoil_whole(saved):
     return "'state'"
 
 
+def spoil_state_kind(saved):
+    saved["state"] = None
+    return r"\['state'\]: NoneType where a dict should be"
+
+
+def spoil_entry_kind(saved):
+    saved["state"][1] = None
+    return r"\['state'\]\[1\]: NoneType where a dict should be"
+
+
+def spoil_groups_kind(saved):
+    saved["param_groups"] = {}
+    return r"\['param_groups'\]: dict where a list should be"
+
+
+def spoil_params(saved):
+    del saved["param_groups"][0]["params"]
+    return r"\['param_groups'\]\[0\]\['params'\]: NoneType where a list should be"
+
+
 SPOILERS = [
     spoil_shape,
     spoil_dtype,
@@ -246,6 +266,10 @@ SPOILERS = [
     spoil_number,
     spoil_groups,
     spoil_whole,
+    spoil_state_kind,
+    spoil_entry_kind,
+    spoil_groups_kind,
+    spoil_params,
 ]
 
 
@@ -389,6 +413,41 @@ def test_a_state_replaced_from_outside_is_used():
                 state[name] = state[name].clone()
     train(*pair, 5, 10)
     train(*other, 5, 10)
+    assert bits(*pair) == bits(*other)
+
+
+def test_a_state_that_was_cleared_is_made_anew():
+    """As some recipes restart an optimizer: it goes on as a new one would."""
+    pair = make()
+    train(*pair, 0, 5)
+    pair[1].state.clear()
+    other = make()
+    other[0].load_state_dict(pair[0].state_dict())
+    train(*pair, 0, 5)
+    train(*other, 0, 5)
+    assert bits(*pair) == bits(*other)
+
+
+def test_a_group_taken_out_is_left_alone():
+    model = small_model()
+    optimizer = PSGD([{"params": model[0].parameters()}, {"params": model[3:].parameters()}], lr=0.05, momentum=0.5)
+    train(model, optimizer, 0, 3)
+    Q = optimizer.state[model[3].weight]["Q0_full"].clone()
+    optimizer.param_groups.pop(0)
+    before = model[0].weight.detach().clone()
+    optimizer.param_groups[0]["update_every"] = 100
+    train(model, optimizer, 3, 5)
+    assert torch.equal(model[0].weight, before)
+    assert torch.equal(optimizer.state[model[3].weight]["Q0_full"], Q)
+    assert int(optimizer.state[model[3].weight]["step"]) == 5
+
+
+def test_looking_at_it_in_inference_mode_does_no_harm():
+    pair, other = make(), make()
+    with torch.inference_mode():
+        assert "PSGD" in repr(pair[1])
+    train(*pair, 0, 3)
+    train(*other, 0, 3)
     assert bits(*pair) == bits(*other)
 
 

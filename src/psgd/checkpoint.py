@@ -19,10 +19,14 @@ def checked_groups(
     saved: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """The saved param groups, completed by the defaults of options that did not exist when they were saved."""
-    for key in ("state", "param_groups"):
+    for key, kind in (("state", Mapping), ("param_groups", list)):
         if key not in saved:
             raise ValueError(f"state_dict[{key!r}]: missing; load_state_dict wants what state_dict() returned")
+        _check_kind(saved[key], kind, f"state_dict[{key!r}]")
     theirs = saved["param_groups"]
+    for i, group in enumerate(theirs):
+        _check_kind(group, Mapping, f"state_dict['param_groups'][{i}]")
+        _check_kind(group.get("params"), list, f"state_dict['param_groups'][{i}]['params']")
     sizes = [len(group["params"]) for group in groups]
     their_sizes = [len(group["params"]) for group in theirs]
     if sizes != their_sizes:
@@ -64,7 +68,13 @@ def _missing(right: Mapping[str, Tensor], may_be_missing: bool, key: object) -> 
     return {name: value.clone() for name, value in right.items() if name not in ("momentum", "momentum_weight")}
 
 
+def _check_kind(value: object, kind: type, where: str) -> None:
+    if not isinstance(value, kind):
+        raise ValueError(f"{where}: {type(value).__name__} where a {'list' if kind is list else 'dict'} should be")
+
+
 def _checked_entries(entries: Mapping[str, Any], right: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
+    _check_kind(entries, Mapping, where)
     for name in entries:
         if name not in right:
             raise ValueError(f"{where}[{name!r}]: not part of this optimizer's state, which has {', '.join(right)}")

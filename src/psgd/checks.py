@@ -46,10 +46,18 @@ def new_parameters(params: Any, known: Collection[Tensor], where: str) -> None:
         if p in known:
             raise ValueError(f"params: parameter {i}{where}, of shape {tuple(p.shape)}, appears twice; once is right")
         known.add(p)
-        if not (p.is_floating_point() or p.is_complex()):
+        if not (p.is_floating_point() or p.is_complex()) or p.element_size() < 2:
             raise ValueError(
-                f"params: parameter {i}{where} is of dtype {p.dtype}; PSGD wants floating-point or complex ones"
+                f"params: parameter {i}{where} is of dtype {p.dtype}; PSGD wants floating-point or complex ones, of at "
+                "least 16 bits"
             )
+        if p.layout != torch.strided or p.is_conj():
+            found = (
+                "conjugated lazily; PSGD wants p.resolve_conj()"
+                if p.is_conj()
+                else f"{p.layout}; PSGD wants dense ones"
+            )
+            raise ValueError(f"params: parameter {i}{where} is {found}")
 
 
 def fits_memory(structure: Structure, blocks: Iterable[tuple[Block, torch.dtype, torch.device]]) -> None:

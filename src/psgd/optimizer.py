@@ -227,6 +227,7 @@ class PSGD(BlockOptimizer):
         self._clock += 1
 
     def _check_before(self, closure: Callable[[], Any] | None) -> None:
+        self._follow()
         for i, group in enumerate(self.param_groups):
             options.check(group, f" in param group {i}")
         if closure is None and self.probe.needs_closure:
@@ -237,7 +238,8 @@ class PSGD(BlockOptimizer):
             raise TypeError(f"closure={closure!r}: step wants a function, or None")
         now = [checks.kind(p) for p in self._params]
         if now != self._made_for and int(self._clock) == 0:
-            self._adopt_all()  # the model was moved or cast after the optimizer was made, before it was used
+            self.state.clear()  # the model was moved or cast after the optimizer was made, before it was used
+            self._rebuild()
         elif now != self._made_for:
             i = next(i for i, then in enumerate(self._made_for) if now[i] != then)
             raise ValueError(

@@ -45,6 +45,8 @@ NAMES = tuple(_RULES)
 def check(options: Mapping[str, Any], where: str = "") -> None:
     """Raise ``ValueError`` for the first option that is not what it should be."""
     for name, (allowed, right) in _RULES.items():
+        if name not in options:
+            raise ValueError(f"{name}{where}: missing; PSGD wants {right}")
         if not allowed(options[name]):
             raise ValueError(f"{name}={options[name]!r}{where}: PSGD wants {right}")
 

@@ -42,7 +42,7 @@ class Probe(ABC):
     """
 
     def __init__(self, damping: float | None = None) -> None:
-        if damping is not None and not 0 <= damping < 1:
+        if damping is not None and not (isinstance(damping, (int, float)) and 0 <= damping < 1):
             raise ValueError(f"damping={damping!r}: {type(self).__name__} wants a number in [0, 1), or None")
         self.damping = damping
 
@@ -63,13 +63,19 @@ class Probe(ABC):
             start: the gradients as they were before the step
         """
 
-    def damp(self, dtheta: Tensor, dgrad: Tensor) -> Tensor:
-        """``δg + damping · ‖δg‖ / ‖δθ‖ · δθ``, block by block of a stack: as if ``H`` were a little larger."""
-        damping = torch.finfo(dgrad.dtype).eps ** 0.75 if self.damping is None else self.damping
-        change, moved = (largest(v).view(-1, *[1] * (v.ndim - 1)) for v in (dgrad, dtheta))
-        # Nothing moved: nothing to add, and no 0 / 0. The order of the factors keeps tiny ones from underflowing.
-        ratio = torch.where(moved > 0, change * (damping / moved), 0.0)
-        return torch.addcmul(dgrad, dtheta, ratio)
+    def damp(self, dtheta: Tensor, dgrad: Tensor) -> tuple[Tensor, Tensor]:
+        """``δg + damping · ‖δg‖ / ‖δθ‖ · δθ``, block by block of a stack: as if ``H`` were a little larger.
+
+        Also says which pairs are worth fitting: those whose curvature ``‖δg‖ / ‖δθ‖`` lies between ``eps²`` and
+        ``eps⁻²``. What is outside is no curvature that a number format could work with but a gradient that vanished or
+        exploded; following it, ``P`` would be of no use when ordinary gradients are back.
+        """
+        eps = torch.finfo(dgrad.dtype).eps
+        damping = eps**0.75 if self.damping is None else self.damping
+        curvature = largest(dgrad) / largest(dtheta)
+        informative = (curvature > eps**2) & (curvature < eps**-2)
+        ratio = torch.where(informative, damping * curvature, 0.0)
+        return torch.addcmul(dgrad, dtheta, ratio.view(-1, *[1] * (dgrad.ndim - 1))), informative
 
     def __repr__(self) -> str:
         options = ", ".join(
@@ -155,7 +161,7 @@ class FiniteDifference(Probe):
         self, std: float | None = None, *, module: nn.Module | None = None, damping: float | None = None
     ) -> None:
         super().__init__(damping)
-        if std is not None and not 0 < std < float("inf"):
+        if std is not None and not (isinstance(std, (int, float)) and 0 < std < float("inf")):
             raise ValueError(f"std={std!r}: FiniteDifference wants a positive number, or None")
         if module is not None and not isinstance(module, nn.Module):
             raise TypeError(f"module={module!r}: FiniteDifference wants a torch.nn.Module, or None")

@@ -92,15 +92,11 @@ class Stack:
         pair: list[Tensor],
         usable: Tensor,
     ) -> None:
-        """Move ``Q`` one step along what the ``pair [δθ, δg]`` says, and empty that list.
-
-        A pair without a change of the gradient says nothing.
-        """
-        usable = usable & (pair[1] != 0).flatten(1).any(1)
-        pair[1] = probe.damp(*pair)
+        """Move ``Q`` one step along what the ``pair [δθ, δg]`` says, and empty that list."""
+        pair[1], informative = probe.damp(*pair)
         # Popped, they belong to the criterion alone, which lets go of each as soon as it is done with it.
         tangent = criterion(self.group, pair.pop(0), pair.pop(0))
-        self.group.descend_(tangent, lr, normalize, usable)
+        self.group.descend_(tangent, lr, normalize, usable & informative)
 
     @staticmethod
     def new_average(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ state of torch's own optimizers can handle it. For speed, the tensors of blocks 
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -68,7 +69,9 @@ class BlockOptimizer(Optimizer):
         try:
             self._adopt(self.param_groups[-1])
         except BaseException:
-            self._forget(self.param_groups.pop())
+            for p in self.param_groups.pop()["params"]:
+                self.state.pop(p, None)
+            self._rebuild()
             raise
 
     def _divide(self, params: Sequence[Tensor], first: int = 0) -> list[tuple[Block, torch.dtype, torch.device]]:
@@ -80,34 +83,42 @@ class BlockOptimizer(Optimizer):
         ]
 
     def _adopt(self, group: Mapping[str, Any]) -> None:
-        """Take in a new param group, and make its state."""
-        for block, dtype, device in self._register(group):
-            Q = self.preconditioner.init(block.shape, dtype=dtype, device=device)
-            self._state_of(block).update({name: buffer[0] for name, buffer in Q.buffers().items()})
-
-    def _register(self, group: Mapping[str, Any]) -> list[tuple[Block, torch.dtype, torch.device]]:
+        """Take in a param group, and make what is missing of its state."""
         index = 1 + max(self._group_of, default=-1)
-        first = len(self._params)
-        divided = self._divide(group["params"], first)
+        divided = self._divide(group["params"], first=len(self._params))
         for p in group["params"]:
             self._params.append(p)
             self._group_of.append(index)
             self._made_for.append(checks.kind(p))
-            self.state.setdefault(p, {}).update(step=self._clock, skipped=self._skip_count(p.device))
-        self._blocks += [block for block, _, _ in divided]
+            self.state[p].update(step=self._clock, skipped=self._skip_count(p.device))
+        for block, dtype, device in divided:
+            self._blocks.append(block)
+            state = self._state_of(block)
+            shapes = self.preconditioner.init(block.shape, dtype=dtype, device="meta").buffers()
+            if any(name not in state or state[name].shape != like.shape[1:] for name, like in shapes.items()):
+                Q = self.preconditioner.init(block.shape, dtype=dtype, device=device)
+                for name in state.keys() - {"step", "skipped"}:
+                    del state[name]
+                state.update({name: buffer[0] for name, buffer in Q.buffers().items()})
         self._stacks = None
-        return divided
 
-    def _forget(self, group: Mapping[str, Any]) -> None:
-        for p in group["params"]:
-            self.state.pop(p, None)
-        self._rebuild()
-
-    def _adopt_all(self) -> None:
+    def _rebuild(self) -> None:
+        """Put together again what belongs to the parameters, after they or their state were changed from outside."""
+        states = [self.state[p] for group in self.param_groups for p in group["params"] if p in self.state]
+        steps = max((int(state["step"]) for state in states if "step" in state), default=0)
+        skipped = {state["skipped"].device: state["skipped"] for state in states if "skipped" in state}
         self._start_over()
-        self.state.clear()
+        self._clock.fill_(steps)
+        self._skipped.update(skipped)
         for group in self.param_groups:
             self._adopt(group)
+
+    def _follow(self) -> None:
+        """Notice what others did to the param groups and the state: groups taken out, a state that was cleared."""
+        groups = [p for group in self.param_groups for p in group["params"]]
+        same = len(groups) == len(self._params) and all(map(operator.is_, groups, self._params))
+        if not same or any(p not in self.state for p in groups):
+            self._rebuild()
 
     def _skip_count(self, device: torch.device) -> Tensor:
         if device not in self._skipped:
@@ -125,13 +136,19 @@ class BlockOptimizer(Optimizer):
     @property
     def stacks(self) -> list[Stack]:
         """The blocks with their ``Q``, equal shapes together. The state of the parameters are views of them."""
+        self._follow()
         if self._stacks is None or not all(map(self._is_shared, self._stacks)):
-            alike: defaultdict[tuple[Any, ...], list[Block]] = defaultdict(list)
-            for block in self._blocks:
-                like = next(v for k, v in self._state_of(block).items() if k.startswith("Q"))
-                alike[block.shape, like.dtype, like.device].append(block)
-            self._stacks = [self._stack(blocks, *key) for key, blocks in alike.items()]
+            self._stacks = self._stacked()
         return self._stacks
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _stacked(self) -> list[Stack]:
+        alike: defaultdict[tuple[Any, ...], list[Block]] = defaultdict(list)
+        for block in self._blocks:
+            like = next(v for k, v in self._state_of(block).items() if k.startswith("Q"))
+            alike[block.shape, like.dtype, like.device].append(block)
+        return [self._stack(blocks, *key) for key, blocks in alike.items()]
 
     def _stack(self, blocks: list[Block], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Stack:
         states = [self._state_of(block) for block in blocks]
@@ -208,17 +225,6 @@ class BlockOptimizer(Optimizer):
             like = next(v for k, v in expected.items() if k.startswith("Q"))
             expected |= Stack.new_average(block.shape, like.dtype, like.device)
         return expected
-
-    def _rebuild(self) -> None:
-        """Put together again what the state has in common, after it came from outside."""
-        states = [self.state[p] for group in self.param_groups for p in group["params"]]
-        steps = max((int(state["step"]) for state in states), default=0)
-        skipped = {state["skipped"].device: state["skipped"] for state in states}
-        self._start_over()
-        self._clock.fill_(steps)
-        self._skipped.update(skipped)
-        for group in self.param_groups:
-            self._register(group)
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies, as each view of a stack would carry the whole stack along.

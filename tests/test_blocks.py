@@ -84,6 +84,15 @@ class Mixed(nn.Module):
         self.tied = nn.Linear(10, 7)
         self.tied.weight = self.head.weight
         self.scale = nn.Parameter(torch.tensor(1.0))
+        self.back = nn.ConvTranspose2d(4, 4, 3)
+        self.turned = BiasFirst()
+
+
+class BiasFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(3))
+        self.weight = nn.Parameter(torch.zeros(3, 2))
 
 
 def test_groups_of_a_model():
@@ -101,6 +110,9 @@ def test_groups_of_a_model():
         ("norm.bias",),
         ("head.weight", "head.bias"),
         ("tied.bias",),
+        ("back.weight",),
+        ("back.bias",),
+        ("turned.bias", "turned.weight"),
     }
     assert all(group["lr"] == 0.5 for group in groups)
     optimizer = PSGD(groups, blocks=Affine())

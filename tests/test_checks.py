@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -117,8 +118,10 @@ def test_arguments_of_choices(make, message):
 
 def test_parameters():
     p = torch.ones(2, requires_grad=True)
-    with pytest.raises(ValueError, match="empty parameter list"):
+    with pytest.raises(ValueError, match=r"params=\[\]: PSGD wants at least one parameter"):
         PSGD([])
+    with pytest.raises(TypeError, match="params=None: PSGD wants an iterable"):
+        PSGD(None)
     with pytest.raises(ValueError, match=r"params=\[\] in param group 1: PSGD wants at least one"):
         PSGD([{"params": [p]}, {"params": []}])
     with pytest.raises(ValueError, match=r"parameter 1 in param group 0, of shape \(2,\), appears twice"):
@@ -147,6 +150,17 @@ def test_parameters():
     with pytest.raises(ValueError, match="appears twice"):
         optimizer.add_param_group({"params": [p]})
     assert len(optimizer.param_groups) == 1
+
+
+def test_choices_are_not_for_param_groups():
+    p = torch.ones(2, requires_grad=True)
+    with pytest.raises(ValueError, match=r"preconditioner=Dense\(\) in param group 0: PSGD takes it for all"):
+        PSGD([{"params": [p], "preconditioner": Dense()}])
+
+
+def test_numbers_of_numpy_are_numbers():
+    p = torch.ones(2, requires_grad=True)
+    PSGD([p], lr=np.float32(0.1), update_every=np.int64(2), precond_lr=np.float64(0.1))
 
 
 def test_sparse_gradients():

@@ -159,6 +159,36 @@ def test_matrix_free_estimates_are_near_with_few_probes():
     assert free.noise_suppression_gain == pytest.approx(exact.noise_suppression_gain, rel=0.2)
 
 
+def test_frozen_parameters_are_left_out():
+    params, H, optimizer, closure = quadratic(Dense(), PerTensor())
+    params[0].requires_grad_(False)
+    rest = slice(6, 11)
+    exact = properties(dense_preconditioner(params, optimizer)[rest, rest], H[rest, rest])
+    free = model_properties(optimizer, closure, probes=100)
+    assert free.noise_suppression_gain == pytest.approx(exact.noise_suppression_gain, rel=1e-6)
+    assert free.mean_abs_eigenvalue == pytest.approx(exact.mean_abs_eigenvalue, rel=1e-6)
+    params, H, optimizer, closure = quadratic(Dense(), Joint())
+    params[0].requires_grad_(False)
+    with pytest.raises(ValueError, match=r"a block of shape \(11,\) has trainable and frozen parameters"):
+        model_properties(optimizer, closure)
+
+
+def test_wrong_questions_about_a_model():
+    params, _, optimizer, closure = quadratic(Dense(), PerTensor())
+    for options, message in [({"probes": 0}, "probes=0: model_properties wants"), ({"iterations": 0}, "iterations=0")]:
+        with pytest.raises(ValueError, match=message):
+            model_properties(optimizer, closure, **options)
+
+    def backward():
+        loss = closure()
+        loss.backward()
+        return loss
+
+    with pytest.raises(ValueError, match=r"it called backward\(\); model_properties wants"):
+        model_properties(optimizer, backward)
+    assert all(p.grad is None for p in params)
+
+
 def test_looking_at_a_model_touches_nothing():
     model = small_model(torch.float64)
     optimizer = PSGD(model.parameters(), lr=0.05, preconditioner=Kronecker())

@@ -145,6 +145,47 @@ def test_gradients_in_one_flat_buffer_are_not_overwritten():
     assert torch.equal(evaluation.grads[0], torch.tensor([3.0, 6.0], dtype=torch.float64))
 
 
+@pytest.mark.parametrize("probe", [FiniteDifference(), Whitening()], ids=lambda p: type(p).__name__)
+def test_gradients_that_live_in_a_buffer_of_the_user_stay_there(probe):
+    flat = torch.zeros(4)
+    a, b = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    a.grad, b.grad = flat[:2], flat[2:]
+    mine = [a.grad, b.grad]
+    optimizer = PSGD([a, b], lr=0.0, probe=probe)
+
+    def closure():
+        flat.zero_()
+        loss = (a**2).sum() + 3 * (b**2).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+        assert flat.tolist() == [2.0, 2.0, 6.0, 6.0]
+        assert a.grad is mine[0]
+        assert b.grad is mine[1]
+
+
+def test_a_step_under_autocast_sees_the_perturbed_weights():
+    """Autocast keeps casted weights; they must not be those from before the perturbation, nor those from within it."""
+    model = small_model()
+    x, y = batch(0)
+    optimizer = PSGD(model.parameters(), lr=0.01)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = ((model(x) - y) ** 2).mean()
+        loss.backward()
+        return loss
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for _ in range(3):
+            optimizer.step(closure)
+        Q = optimizer.state[model[3].weight]["Q0_full"]
+        assert not torch.equal(Q, torch.eye(6))
+        assert Q.dtype == torch.float32
+
+
 def test_whitening_pairs_are_noise_and_gradient():
     _, params, _, closure = problem()
     closure()

@@ -131,6 +131,28 @@ def test_a_pair_that_is_not_finite_leaves_q_alone():
     assert int(optimizer.state[theta]["skipped"]) == 0
 
 
+def test_a_step_that_overflows_is_skipped_and_counted():
+    """The gradient is finite, what the step size makes of it is not; so is a length whose square is not."""
+    theta = torch.ones(2, requires_grad=True)
+    optimizer = PSGD([theta], lr=100.0, probe=Whitening())
+    theta.grad = torch.full((2,), 1e37)
+    optimizer.step()
+    wide = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    other = PSGD([wide], lr=0.1, probe=Whitening(), max_norm=1.0)
+    wide.grad = torch.full((2,), 1e200, dtype=torch.float64)
+    other.step()
+    for p, o in ((theta, optimizer), (wide, other)):
+        assert torch.equal(p, torch.ones(2, dtype=p.dtype))
+        assert int(o.state[p]["skipped"]) == 1
+
+
+def test_a_normalisation_that_is_far_too_small_leaves_q_finite():
+    model = small_model()
+    optimizer = PSGD(model.parameters(), lr=1e-3, normalize=lambda t: t.max_abs() * 1e-38)
+    train(model, optimizer, 0, 10)
+    assert all(torch.isfinite(buffer).all() for stack in optimizer.stacks for buffer in stack.buffers().values())
+
+
 SIZES = [1e30, 1e-20, 1e-42, 0.0]
 
 

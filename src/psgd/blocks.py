@@ -124,27 +124,29 @@ class Affine(Blocks):
         A layer is a module's own parameters, in the order in which they were registered. Those of one level and
         direction of a recurrent network (names that end in ``_l0``, ``_l0_reverse``, …) make a layer each, and so do
         the tensors of the recurrent cells. Parameters that do not fit the weight of their module, such as embeddings
-        beside a matrix or the scales of a normalisation, get groups of their own. Shared parameters appear once.
+        beside a matrix or the scales of a normalisation, get groups of their own. Shared parameters appear once. (The
+        recurrent networks of torch have two biases: 50 states and 2 inputs make 50 × 54, where the paper has 50 × 53.)
 
         Args:
             module: the model
             options: numbers for every group, such as ``lr`` or ``weight_decay``
         """
-        groups = []
+        groups: list[dict[str, Any]] = []
         seen: set[Tensor] = set()
         for prefix, child in module.named_modules():
-            layers: dict[object, list[tuple[str, Tensor]]] = {}
-            rows: dict[object, int] = {}
+            levels: dict[str, list[tuple[str, Tensor]]] = {}
             for name, p in child.named_parameters(recurse=False):
-                if p in seen:
-                    continue
-                seen.add(p)
-                level: object = name.partition("_l")[2] if isinstance(child, nn.RNNBase) else ""
-                if level not in layers and p.ndim >= 2:
-                    rows[level] = p.shape[0]
-                fits = p.ndim >= 1 and rows.get(level) == p.shape[0]
-                layers.setdefault(level if fits else (level, name), []).append((f"{prefix}.{name}".lstrip("."), p))
-            groups += [{"params": layer, **options} for layer in layers.values()]
+                if p not in seen:
+                    seen.add(p)
+                    level = name.partition("_l")[2] if isinstance(child, nn.RNNBase) else ""
+                    levels.setdefault(level, []).append((f"{prefix}.{name}".lstrip("."), p))
+            for level in levels.values():
+                # The first axis of a transposed convolution counts its inputs: its bias does not belong beside it.
+                transposed = isinstance(child, nn.modules.conv._ConvTransposeNd)
+                rows = next((p.shape[0] for _, p in level if p.ndim >= 2 and not transposed), None)
+                layer = [item for item in level if item[1].ndim >= 1 and item[1].shape[0] == rows]
+                alone = [[item] for item in level if all(item[1] is not p for _, p in layer)]
+                groups += [{"params": items, **options} for items in ([layer] if layer else []) + alone]
         return groups
 
 

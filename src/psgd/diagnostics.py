@@ -12,14 +12,15 @@ without ever forming a matrix. Eigenvalues of ``PH`` are those of the symmetric 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from .blocks import Block
 from .optimizer import PSGD
-from .probes import evaluate
+from .probes import Gradients, evaluate_forward
 from .real import like, real
 
 LinearMap = Callable[[Tensor], Tensor]
@@ -83,12 +84,15 @@ def model_properties(
     The parameters, their gradients and the optimizer's state are not touched.
 
     Args:
-        optimizer: the optimizer; parameters that do not require gradients are left out of the closure's loss
+        optimizer: the optimizer; blocks whose parameters are frozen are left out
         closure: returns the loss, without calling ``backward``; always for the same mini-batch
         probes: random vectors to average over, each of which costs ``2 · iterations`` products
         iterations: Lanczos steps for each
         seed: of the random vectors
     """
+    for name, value in (("probes", probes), ("iterations", iterations)):
+        if value < 1:
+            raise ValueError(f"{name}={value!r}: model_properties wants a whole number of at least 1")
     operators = _Operators(optimizer, closure)
     vectors = list(operators.probes(probes, seed))
     plain = [lanczos_quadrature(operators.H, z, iterations) for z in vectors]
@@ -136,10 +140,12 @@ class _Operators:
     """``H``, ``P`` and ``Q H Qᵀ`` of a model as functions of one flat vector: the packed blocks of the optimizer."""
 
     def __init__(self, optimizer: PSGD, closure: Callable[[], Tensor]) -> None:
-        self.stacks = optimizer.stacks
         self.params = optimizer.parameters()
+        self.stacks = [
+            stack.select(chosen) for stack in optimizer.stacks if (chosen := _trainable(stack.blocks, self.params))
+        ]
         with torch.enable_grad():
-            loss = evaluate(closure)
+            loss = evaluate_forward(closure, Gradients(self.params), "model_properties")
             self.inputs = {i: p for i, p in enumerate(self.params) if p.requires_grad and p.numel() > 0}
             grads = torch.autograd.grad(loss, list(self.inputs.values()), create_graph=True, allow_unused=True)
         self.grads = [g if g is not None and g.requires_grad else None for g in grads]
@@ -197,6 +203,21 @@ class _Operators:
         )
         found = {i: p.detach() for i, p in zip(self.inputs, products, strict=True) if p is not None}
         return self._join([stack.pack(found) for stack in self.stacks])
+
+
+def _trainable(blocks: Sequence[Block], params: Sequence[Tensor]) -> list[int]:
+    """The blocks to look at. Half a block is not a preconditioner: of ``P`` only a part would act."""
+    chosen = []
+    for b, block in enumerate(blocks):
+        trainable = [params[i].requires_grad for i in block.params]
+        if all(trainable):
+            chosen.append(b)
+        elif any(trainable):
+            raise ValueError(
+                f"optimizer: a block of shape {block.shape} has trainable and frozen parameters; model_properties "
+                "wants blocks of one kind, as PerTensor() makes them"
+            )
+    return chosen
 
 
 def _mean_over_spectrum(quadratures: list[tuple[Tensor, Tensor]], f: LinearMap) -> Tensor:

@@ -39,12 +39,11 @@ class MaxAbs:
 class MaxDiag:
     """The largest absolute diagonal element of ``∇E``: the paper's second choice, and the cheapest.
 
-    Elements off the diagonal are not limited by it, and they can be large where the diagonal happens to vanish. The
-    floor, a millionth of a tangent whose parts have maxima of one, keeps such a step finite.
+    Elements off the diagonal are not limited by it, and they can be large where the diagonal happens to vanish.
     """
 
     def __call__(self, tangent: Projected, /) -> Tensor:
-        return tangent.max_diag().clamp_min(2.0**-20)
+        return tangent.max_diag()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -42,7 +43,8 @@ class PSGD(BlockOptimizer):
 
     Args:
         params: parameters, named parameters, or param groups
-        lr: step size, a number or a tensor; for a fitted preconditioner between 0 and 1
+        lr: step size, a number or a tensor; for a fitted preconditioner between 0 and 1, and with ``Whitening``, whose
+            steps do not shrink with the gradient, rather 0.01 or less
         preconditioner: what ``P = QᵀQ`` looks like: ``Kronecker``, ``Dense``, ``LimitedMemory`` or ``Diagonal``
         criterion: what ``P`` is fitted to: ``c3``, ``c1`` or ``c2``
         probe: where the pairs come from: ``FiniteDifference``, ``HessianVector`` or ``Whitening``
@@ -154,17 +156,13 @@ class PSGD(BlockOptimizer):
         flags += [flag for group in self.param_groups if (flag := options.rate_is_usable(group["lr"])) is not None]
         ok = usable.agree(flags, self._skipped)
 
-        for i in [i for i in grads if self._group(i)["maximize"]]:
-            grads[i] = -grads[i]
-            if i in evaluation.pairs:
-                dtheta, dgrad = evaluation.pairs[i]
-                evaluation.pairs[i] = (dtheta, -dgrad)
-        moves = [
-            (stack, direction)
-            for whole in self.stacks
-            for stack, direction in self._advance(whole, grads, evaluation.pairs, ok[whole.device])
-        ]
-        self._move(moves, grads, ok)
+        with without_autocast(ok):
+            moves = [
+                (stack, direction)
+                for whole in self.stacks
+                for stack, direction in self._advance(whole, grads, evaluation.pairs, ok[whole.device])
+            ]
+            self._move(moves, grads, ok)
         return evaluation.loss
 
     def _advance(
@@ -174,10 +172,11 @@ class PSGD(BlockOptimizer):
         fitted = whole.having(pairs)
         if fitted:
             stack = whole.select(fitted)
-            measured = {i: pairs.pop(i) for i in stack.params() if i in pairs}
-            # A list that `fit_` empties: a pair is as large as the parameters, and nobody else needs it.
-            pair = [stack.pack({i: halves[which] for i, halves in measured.items()}) for which in (0, 1)]
-            del measured
+            measured = {i: list(pairs.pop(i)) for i in stack.params() if i in pairs}
+            # Lists that are emptied: a pair is as large as the parameters, and nobody else needs it.
+            pair = [stack.pack({i: halves.pop(0) for i, halves in measured.items()}) for _ in range(2)]
+            if (sign := self._signs(stack)) is not None:
+                pair[1] = pair[1] * per_block(sign, pair[1])
             lr = self._numbers(stack, "precond_lr")
             stack.fit_(self.probe, self.criterion, self.normalize, lr, pair, ok)
             whole.put_back_(fitted, stack)
@@ -192,7 +191,10 @@ class PSGD(BlockOptimizer):
             if stack.average:
                 g = stack.average_(g, self._numbers(stack, "momentum"), ok)
                 whole.put_back_(active, stack)
-            yield stack, stack.group.precondition(g).contiguous()
+            direction = stack.group.precondition(g).contiguous()
+            if (sign := self._signs(stack)) is not None:
+                direction.mul_(per_block(sign, direction))
+            yield stack, direction
 
     def _move(
         self,
@@ -201,11 +203,11 @@ class PSGD(BlockOptimizer):
         ok: usable.Flags,
     ) -> None:
         """Turn directions into steps, in place, and move all parameters at once."""
-        flags = [torch.isfinite(largest(direction)).all() for _, direction in moves]
-        ok = usable.agree([*ok.values(), *flags], self._skipped)
+        flags = list(ok.values())
         length = None
         if any(group["max_norm"] is not None for group in self.param_groups):
             length = _length([direction for _, direction in moves])
+            flags.append(torch.isfinite(length))
         thetas = {i: self._params[i].detach() for i in grads}
         steps: list[tuple[Tensor, Tensor]] = []
         for stack, direction in moves:
@@ -217,6 +219,9 @@ class PSGD(BlockOptimizer):
             if isinstance(decay, Tensor) or decay != 0:
                 direction.add_(stack.pack(thetas) * per_block(decay, direction))
             direction.mul_(per_block(self._numbers(stack, "lr"), direction))
+            flags.append(torch.isfinite(largest(direction)).all())
+        ok = usable.agree(flags, self._skipped)
+        for stack, direction in moves:
             direction.masked_fill_(~ok[direction.device], 0)
             steps += [(real(thetas[i]), part) for i, part in stack.unpack(direction) if i in grads]
         for device, count in self._skipped.items():
@@ -237,15 +242,20 @@ class PSGD(BlockOptimizer):
         if closure is not None and not callable(closure):
             raise TypeError(f"closure={closure!r}: step wants a function, or None")
         now = [checks.kind(p) for p in self._params]
-        if now != self._made_for and int(self._clock) == 0:
-            self.state.clear()  # the model was moved or cast after the optimizer was made, before it was used
-            self._rebuild()
-        elif now != self._made_for:
+        if now != self._made_for and not self._rehome():
             i = next(i for i, then in enumerate(self._made_for) if now[i] != then)
             raise ValueError(
                 f"params: {self._name(i)} was {checks.describe(self._made_for[i])} and is now "
                 f"{checks.describe(now[i])}; PSGD wants parameters to stay as they are after the first step"
             )
+
+    def _signs(self, stack: Stack) -> Tensor | None:
+        """−1 for the blocks whose loss is maximised, 1 for the others; None where there are no such blocks."""
+        up = [self._group(block.params[0])["maximize"] for block in stack.blocks]
+        if not any(up):
+            return None
+        like = stack.like
+        return torch.stack([torch.full((), 1.0 - 2.0 * m, dtype=like.dtype, device=like.device) for m in up])
 
     def _numbers(self, stack: Stack, key: str, instead_of_none: float = 0.0) -> float | Tensor:
         """An option of the stack's blocks: one number where they agree, else one for each, shape ``(B,)``."""
@@ -268,6 +278,16 @@ class PSGD(BlockOptimizer):
         choices = [self.preconditioner, self.criterion, self.probe, self.blocks, self.normalize]
         top = summary.headline(type(self).__name__, choices, self.param_groups, options.NAMES)
         return f"{top}\n{summary.table(self.stacks, self._params)}"
+
+
+@contextmanager
+def without_autocast(devices: Iterable[torch.device]) -> Iterator[None]:
+    """The step's own products are not for autocast, also where the whole step is under it."""
+    with ExitStack() as contexts:
+        for kind in {device.type for device in devices}:
+            if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+                contexts.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def _length(tensors: Sequence[Tensor]) -> Tensor:

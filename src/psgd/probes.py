@@ -87,27 +87,36 @@ class Probe(ABC):
 
 
 class Gradients:
-    """The ``.grad`` of all parameters as they were before a step.
-
-    A closure is given copies to work on, so that they can be put back, every bit, should anything fail.
+    """The ``.grad`` of all parameters as they were before a step: the tensors, and once a closure may write to them,
+    their values. So they can be put back, every bit, should anything fail.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
         self.params = params
         self.grads = [p.grad for p in params]
+        self.values: list[Tensor | None] = [None] * len(params)
+        self.versions = [None if grad is None else grad._version for grad in self.grads]
 
-    def lend(self) -> None:
-        """Give the parameters copies: a closure that adds to them finds each time what it would have found."""
-        for p, grad in zip(self.params, self.grads, strict=True):
-            p.grad = None if grad is None else grad.clone()
+    def save(self) -> None:
+        """Keep copies of the values, before a closure is called."""
+        self.values = [None if grad is None else grad.clone() for grad in self.grads]
+
+    def forget_untouched(self) -> None:
+        """Let go of copies that are not needed: a closure that sets gradients to None leaves the old tensors alone."""
+        for i, grad in enumerate(self.grads):
+            if grad is not None and grad._version == self.versions[i]:
+                self.values[i] = None
 
     def hide(self) -> None:
         for p in self.params:
             p.grad = None
 
     def restore(self) -> None:
-        for p, grad in zip(self.params, self.grads, strict=True):
+        """Put everything back. A closure called again finds what it found the first time, also if it adds to it."""
+        for p, grad, value in zip(self.params, self.grads, self.values, strict=True):
             p.grad = grad
+            if grad is not None and value is not None:
+                grad.copy_(value)
 
 
 class RandomState:
@@ -142,6 +151,27 @@ def evaluate_backward(closure: Closure, params: Sequence[Tensor], probe: str) ->
     )
 
 
+def evaluate_forward(closure: Closure, start: Gradients, who: str) -> Tensor:
+    """Call a closure that only returns the loss, and check that it did."""
+    start.hide()
+    try:
+        loss = evaluate(closure)
+        called_backward = any(p.grad is not None for p in start.params)
+    finally:
+        start.restore()
+    if called_backward:
+        raise ValueError(
+            f"closure: it called backward(); {who} wants a closure that only returns the loss "
+            "(FiniteDifference takes one that calls backward)"
+        )
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        raise ValueError(
+            f"closure: it returned {_name(loss)}; {who} wants the loss as a tensor with one element that "
+            "still knows its graph (no .item(), no .detach())"
+        )
+    return loss
+
+
 class FiniteDifference(Probe):
     """The paper's probe: ``δg = g(θ + δθ) − g(θ)`` for a small random ``δθ``, by calling the closure twice.
 
@@ -174,17 +204,21 @@ class FiniteDifference(Probe):
         assert closure is not None
         moved = list(moved)
         random_before = RandomState(params) if moved else None
-        start.lend()
+        start.save()
         loss = evaluate_backward(closure, params, "FiniteDifference")
-        grads = [p.grad for p in params]
+        start.forget_untouched()
+        made = [p.grad for p in params]
+        grads = list(made)
         result = Evaluation(loss, grads)
         moved = [i for i in moved if grads[i] is not None]
         if random_before is None or not moved:
             return result
-        # The second backward pass may write into memory that several gradients share, as flat buffers do.
-        for i, grad in enumerate(grads):
-            if grad is not None and not grad.is_sparse and grad.untyped_storage().nbytes() != grad.nbytes:
-                grads[i] = grad.clone()
+        # The second backward pass may write into tensors that were there before, or that share a flat buffer.
+        for i, grad in enumerate(made):
+            if grad is not None and not grad.is_sparse:
+                shared = grad.untyped_storage().nbytes() != grad.nbytes
+                if shared or grad is start.grads[i]:
+                    grads[i] = grad.clone()
 
         random_after = RandomState(params)
         buffers = [] if self.module is None else list(self.module.buffers())
@@ -195,22 +229,30 @@ class FiniteDifference(Probe):
             for i, theta in zip(moved, thetas, strict=True):
                 std = torch.finfo(theta.dtype).eps ** 0.5 if self.std is None else self.std
                 theta.add_(noise(i), alpha=std)
-            start.lend()
+            start.restore()
             random_before.restore()
+            torch.clear_autocast_cache()  # it would hold the weights as they were
             evaluate(closure)
             for i, theta, old in zip(moved, thetas, saved, strict=True):
                 p, grad = params[i], grads[i]
                 assert grad is not None
                 dgrad = torch.zeros_like(grad) if p.grad is None else p.grad - grad
-                p.grad = grad  # lets go of the second gradient at once
+                p.grad = None  # lets go of the second gradient at once
                 result.pairs[i] = (theta - old, real(dgrad))
         finally:
-            torch._foreach_copy_(thetas, saved)
+            try:
+                torch._foreach_copy_(thetas, saved)
+            except BaseException:
+                torch._foreach_copy_(thetas, saved)
+                raise
             for b, old in zip(buffers, saved_buffers, strict=True):
                 b.copy_(old)
             random_after.restore()
-        for p, grad in zip(params, grads, strict=True):
-            p.grad = grad
+            torch.clear_autocast_cache()
+        for p, grad, tensor in zip(params, grads, made, strict=True):
+            if tensor is not None and grad is not None and grad is not tensor:
+                tensor.copy_(grad)
+            p.grad = tensor
         return result
 
 
@@ -228,19 +270,7 @@ class HessianVector(Probe):
         self, closure: Closure | None, params: Sequence[Tensor], moved: Iterable[int], noise: Noise, start: Gradients
     ) -> Evaluation:
         assert closure is not None
-        start.hide()
-        loss = evaluate(closure)
-        if any(p.grad is not None for p in params):
-            raise ValueError(
-                "closure: it called backward(); HessianVector wants a closure that only returns the loss "
-                "(FiniteDifference takes one that calls backward)"
-            )
-        start.restore()
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            raise ValueError(
-                f"closure: it returned {_name(loss)}; HessianVector wants the loss as a tensor with one element that "
-                "still knows its graph (no .item(), no .detach())"
-            )
+        loss = evaluate_forward(closure, start, "HessianVector")
         used = [i for i, p in enumerate(params) if p.requires_grad]
         moved = set(moved)
         grads: list[Tensor | None] = [None] * len(params)
@@ -276,7 +306,8 @@ class Whitening(Probe):
     """No second gradient: the pair is ``(v, g)`` with ``v ~ N(0, I)``, so that with ``c3`` ``P → E[g gᵀ]^(−1/2)``.
 
     It fits the ordinary loop, ``loss.backward(); optimizer.step()``; a closure may be given but is not needed. There is
-    no secant equation between ``v`` and ``g``: the criteria ``c1`` and ``c2`` have nothing to fit here.
+    no secant equation between ``v`` and ``g``: the criteria ``c1`` and ``c2`` have nothing to fit here. Whitened
+    gradients do not become smaller near a minimum, so ``lr`` should: 0.01 is a good start, or less.
 
     Args:
         damping: see ``Probe``
@@ -289,7 +320,7 @@ class Whitening(Probe):
     ) -> Evaluation:
         loss = None
         if closure is not None:
-            start.lend()
+            start.save()
             loss = evaluate_backward(closure, params, "Whitening")
         grads = [p.grad for p in params]
         result = Evaluation(loss, grads)

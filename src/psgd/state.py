@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,11 @@ class BlockOptimizer(Optimizer):
     blocks: Blocks
 
     def __init__(self, params: Any, defaults: dict[str, Any], choices: dict[str, Any]) -> None:
+        if isinstance(params, Tensor) or not isinstance(params, Iterable):
+            raise TypeError(f"params={params!r}: PSGD wants an iterable of tensors or of param groups")
+        params = list(params)
+        if not params:
+            raise ValueError("params=[]: PSGD wants at least one parameter")
         self._choice_names = tuple(choices)
         self.__dict__.update(choices)
         options.check(defaults)
@@ -50,6 +55,8 @@ class BlockOptimizer(Optimizer):
         self._group_of: list[int] = []
         self._made_for: list[checks.Kind] = []
         self._blocks: list[Block] = []
+        #: for each block the parameter whose state holds what belongs to the block
+        self._homes: dict[Block, int] = {}
         self._stacks: list[Stack] | None = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -62,6 +69,11 @@ class BlockOptimizer(Optimizer):
         if not isinstance(group["params"], (Tensor, set)):
             group["params"] = list(group["params"])
         where = f" in param group {len(self.param_groups)}"
+        for name in self._choice_names:
+            if name in group:
+                raise ValueError(
+                    f"{name}={group[name]!r}{where}: PSGD takes it for all parameters together; use another optimizer"
+                )
         checks.new_parameters(group["params"], self._params, where)
         options.check({**self.defaults, **group}, where)
         checks.fits_memory(self.preconditioner, self._divide(checks.tensors_of(group["params"])))
@@ -93,6 +105,7 @@ class BlockOptimizer(Optimizer):
             self.state[p].update(step=self._clock, skipped=self._skip_count(p.device))
         for block, dtype, device in divided:
             self._blocks.append(block)
+            self._homes[block] = self._home(block)
             state = self._state_of(block)
             shapes = self.preconditioner.init(block.shape, dtype=dtype, device="meta").buffers()
             if any(name not in state or state[name].shape != like.shape[1:] for name, like in shapes.items()):
@@ -100,7 +113,15 @@ class BlockOptimizer(Optimizer):
                 for name in state.keys() - {"step", "skipped"}:
                     del state[name]
                 state.update({name: buffer[0] for name, buffer in Q.buffers().items()})
+            if group["momentum"] > 0 and "momentum" not in state:
+                state.update(Stack.new_average(block.shape, dtype, device))
         self._stacks = None
+
+    def _home(self, block: Block) -> int:
+        """Where the state of a block is, or else its first trainable parameter: tools drop the state of frozen ones."""
+        has_state = [i for i in block.params if any(name.startswith("Q") for name in self.state[self._params[i]])]
+        trainable = [i for i in block.params if self._params[i].requires_grad]
+        return (has_state + trainable + list(block.params))[0]
 
     def _rebuild(self) -> None:
         """Put together again what belongs to the parameters, after they or their state were changed from outside."""
@@ -117,8 +138,16 @@ class BlockOptimizer(Optimizer):
         """Notice what others did to the param groups and the state: groups taken out, a state that was cleared."""
         groups = [p for group in self.param_groups for p in group["params"]]
         same = len(groups) == len(self._params) and all(map(operator.is_, groups, self._params))
-        if not same or any(p not in self.state for p in groups):
+        if not same or any(self.state[p].get("step") is not self._clock for p in groups):
             self._rebuild()
+
+    def _rehome(self) -> bool:
+        """Start over where the model was moved or cast after the optimizer was made, before it was used."""
+        if int(self._clock) > 0 or self._made_for == [checks.kind(p) for p in self._params]:
+            return False
+        self.state.clear()
+        self._rebuild()
+        return True
 
     def _skip_count(self, device: torch.device) -> Tensor:
         if device not in self._skipped:
@@ -126,7 +155,7 @@ class BlockOptimizer(Optimizer):
         return self._skipped[device]
 
     def _state_of(self, block: Block) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self.state[self._params[block.params[0]]]
+        state: dict[str, Tensor] = self.state[self._params[self._homes[block]]]
         return state
 
     def parameters(self) -> list[Tensor]:
@@ -197,9 +226,13 @@ class BlockOptimizer(Optimizer):
         loaded: list[dict[str, Tensor]] = []
 
         def check_and_copy(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+            self._follow()
+            self._rehome()
             groups = checkpoint.checked_groups(saved, self.param_groups, self.defaults)
-            frozen = [not p.requires_grad for p in self._params]
-            loaded.extend(checkpoint.checked_state(saved, [self._expected(i) for i in range(len(frozen))], frozen))
+            expected = [self._expected(i) for i in range(len(self._params))]
+            needed = {i for block, i in self._homes.items() if any(self._params[j].requires_grad for j in block.params)}
+            frozen = [not p.requires_grad and i not in needed for i, p in enumerate(self._params)]
+            loaded.extend(checkpoint.checked_state(saved, expected, frozen))
             return {"state": {}, "param_groups": groups}
 
         def install(_: Optimizer) -> None:
@@ -220,7 +253,7 @@ class BlockOptimizer(Optimizer):
     def _expected(self, i: int) -> dict[str, Tensor]:
         """All that the state of a parameter may hold."""
         expected: dict[str, Tensor] = dict(self.state[self._params[i]])
-        block = next((block for block in self._blocks if block.params[0] == i), None)
+        block = next((block for block, home in self._homes.items() if home == i), None)
         if block is not None and "momentum" not in expected:
             like = next(v for k, v in expected.items() if k.startswith("Q"))
             expected |= Stack.new_average(block.shape, like.dtype, like.device)

@@ -77,14 +77,16 @@ class Factor(ABC):
         two; as one normalised step cannot use up the room that is left above the limit, ``Q`` stays finite.
         """
         projected = self.project(tangent)
+        # The parts of the tangent have maxima of one: a norm below a millionth would only be a mistake in waiting.
         norm = normalize(projected)
+        norm = torch.where(norm > 0, norm.clamp_min(2.0**-20), norm)
         step = torch.where(usable & (norm > 0), lr / norm, 0.0)
         old = self.diagonal()
         new = old * (1 - step[:, None] * projected.diagonal())
         size = torch.stack([largest(buffer) for buffer in self.buffers().values()]).amax(0)
         scale = torch.where(usable & (size > limit), (limit / size).log2().floor().exp2(), 1.0)
         self.descend_off_diagonal_(projected, step[:, None, None], scale[:, None, None])
-        self.set_diagonal_((new * scale[:, None]).clamp_min(1 / limit))
+        self.set_diagonal_((new * scale[:, None]).clamp_min(float(torch.finfo(new.dtype).max) ** -0.375))
 
 
 class Group:

@@ -19,7 +19,7 @@ from torch import Tensor
 from .. import PSGD, Dense, Joint
 from . import zebra
 
-ITERATIONS = 10_000
+ITERATIONS = 8_000
 #: mini-batches whose losses are averaged to one point of a curve, as in the paper's Figure 5
 AVERAGED = 100
 #: lines written while training where there is no terminal to draw on

@@ -66,24 +66,22 @@ class Triangular(Factor):
         return f"dense {self.full.shape[-1]}"
 
 
-def descend_rank_two_(Q: Tensor, x: Tensor, y: Tensor, step: Tensor, scale: Tensor, block_rows: int = 64) -> None:
+def descend_rank_two_(Q: Tensor, x: Tensor, y: Tensor, step: Tensor, scale: Tensor, block_rows: int = 32) -> None:
     """``Q ← scale · (Q − step · triu(x yᵀ + y xᵀ) Q)`` for vectors, in O(n²) and in place.
 
-    Row i of the product is ``x_i Σ_{j≥i} y_j Q_j + y_i Σ_{j≥i} x_j Q_j``. Going up from the last block of rows, the two
-    sums over the rows below are carried along. Columns left of a block are zero in all of its rows.
+    With ``U = [x y]`` and ``W = [y x]ᵀ``, row i of the product is ``U_i Σ_{j≥i} W_j Q_j``. Going up from the last block
+    of rows, the sum over the rows below is carried along. Columns left of a block are zero in all of its rows.
     """
-    n = Q.shape[1]
-    x_below = torch.zeros_like(Q[:, :1])
-    y_below = torch.zeros_like(Q[:, :1])
-    for start in reversed(range(0, n, block_rows)):
+    U = torch.cat([x, y], -1) * (step * scale)
+    W = torch.cat([y, x], -1).mT
+    below = Q.new_zeros(Q.shape[0], 2, Q.shape[2])
+    for start in reversed(range(0, Q.shape[1], block_rows)):
         rows = Q[:, start : start + block_rows, start:]
-        xb, yb = x[:, start : start + block_rows], y[:, start : start + block_rows]
-        x_sum, y_sum = x_below[:, :, start:], y_below[:, :, start:]
-        change = (xb @ yb.mT + yb @ xb.mT).triu_() @ rows
-        change.addcmul_(xb, y_sum).addcmul_(yb, x_sum)
-        x_sum += xb.mT @ rows
-        y_sum += yb.mT @ rows
-        rows.addcmul_(change, step, value=-1).mul_(scale)
+        u, w = U[:, start : start + block_rows], W[:, :, start : start + block_rows]
+        sums = below[:, :, start:]
+        change = torch.baddbmm(u @ sums, (u @ w).triu_(), rows)
+        sums.baddbmm_(w, rows)
+        rows.mul_(scale).sub_(change)
 
 
 @dataclass(frozen=True)

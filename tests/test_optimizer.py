@@ -377,9 +377,10 @@ def test_frozen_and_missing_gradients():
 
 def test_nothing_to_do_is_no_error():
     theta = torch.ones(3, requires_grad=True)
-    optimizer = PSGD([theta], probe=Whitening())
+    optimizer = PSGD([theta], probe=Whitening(), momentum=0.9, weight_decay=0.1, max_norm=1.0)
     optimizer.step()
     assert torch.equal(theta, torch.ones(3))
+    assert int(optimizer.state[theta]["skipped"]) == 0
 
 
 def complex_problem(probe, blocks=PerTensor(), structure=Kronecker()):

@@ -205,7 +205,7 @@ class PSGD(BlockOptimizer):
         """Turn directions into steps, in place, and move all parameters at once."""
         flags = list(ok.values())
         length = None
-        if any(group["max_norm"] is not None for group in self.param_groups):
+        if moves and any(group["max_norm"] is not None for group in self.param_groups):
             length = _length([direction for _, direction in moves])
             flags.append(torch.isfinite(length))
         thetas = {i: self._params[i].detach() for i in grads}

@@ -99,21 +99,6 @@ class TestStart:
         assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_train_yields_the_loss_before_each_step():
-    model, data = zebra.start(0)
-    reference, same_data = zebra.start(0)
-    losses = list(islice(zebra.train(model, torch.optim.SGD(model.parameters(), lr=0.5), data), 3))
-    for value in losses:
-        loss = zebra.loss(reference, *next(same_data))
-        assert value == pytest.approx(loss.item(), rel=1e-12)
-        params = list(reference.parameters())
-        with torch.no_grad():
-            for p, grad in zip(params, torch.autograd.grad(loss, params), strict=True):
-                p.sub_(0.5 * grad)
-    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
-
-
 class Known(nn.Module):
     """Knows the class, and says it or the other."""
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from statistics import fmean
 
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
-from torch import Tensor
 
 from .. import PSGD, Dense, Joint
-from . import zebra
+from . import training, zebra
+from .drawing import draw_pattern
 
 ITERATIONS = 8_000
 #: mini-batches whose losses are averaged to one point of a curve, as in the paper's Figure 5
@@ -35,7 +35,7 @@ class Run:
         self.name = name
         self.lr = lr
         self.model, data = zebra.start(seed)
-        self._losses = zebra.train(self.model, make(list(self.model.parameters())), data)
+        self._losses = training.losses(make(list(self.model.parameters())), partial(zebra.loss, self.model), data)
         self.iterations: list[int] = []
         self.losses: list[float] = []
         self.seconds = 0.0
@@ -177,18 +177,9 @@ def draw(finished: Sequence[Run], points: int = 400) -> Figure:
     curves.grid(alpha=0.3)
     curves.legend(frameon=False)
     panels = [figure.add_subplot(grid[1, column]) for column in range(1 + len(finished))]
-    _draw_pattern(panels[0], zebra.label(zebra.grid(points)), "to be learned")
+    draw_pattern(panels[0], zebra.label(zebra.grid(points)))
+    panels[0].set_title("to be learned", fontsize="medium")
     for panel, run in zip(panels[1:], finished, strict=True):
-        title = f"learned by {run.name}: {zebra.error_rate(run.model):.1%} wrong"
-        _draw_pattern(panel, zebra.probability(run.model, points), title)
+        draw_pattern(panel, zebra.probability(run.model, points))
+        panel.set_title(f"learned by {run.name}: {zebra.error_rate(run.model):.1%} wrong", fontsize="medium")
     return figure
-
-
-def _draw_pattern(panel: Axes, values: Tensor, title: str) -> None:
-    """White for class 1 and black for class 0, as in the paper's Figure 4; grey where a network is undecided."""
-    panel.imshow(values.numpy(), cmap="gray", vmin=0, vmax=1, origin="lower", extent=(0, 1, 0, 1))
-    panel.set_title(title, fontsize="medium")
-    panel.set_xticks((0, 0.5, 1), ("0", "0.5", "1"))
-    panel.set_yticks((0, 0.5, 1), ("0", "0.5", "1"))
-    panel.set_xlabel("$x_1$")
-    panel.set_ylabel("$x_2$")

@@ -1,15 +1,17 @@
 """The zebra stripes of Section VI.C: a small classification problem with sharp, interleaved, curved boundaries.
 
-Only the problem: data, network, loss, and how a network is trained and judged. Everything random is drawn from one
+Only the problem: data, network, loss, and how a network is judged. Everything random is drawn from one
 generator, first the weights and then the mini-batches, so two runs from one seed differ in the optimizer alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+
+from .layers import linear
 
 #: points in a mini-batch
 BATCH = 100
@@ -54,21 +56,13 @@ class Network(nn.Module):
 
     def __init__(self, generator: torch.Generator, hidden: int = HIDDEN) -> None:
         super().__init__()
-        self.hidden = _layer(2, hidden, generator)
-        self.output = _layer(hidden, 1, generator)
+        self.hidden = linear(2, hidden, generator)
+        self.output = linear(hidden, 1, generator)
 
     def forward(self, x: Tensor) -> Tensor:
         normalized = (x - 0.5) * 12**0.5  # to mean 0 and variance 1: the uniform distribution has variance 1/12
         logits: Tensor = self.output(torch.tanh(self.hidden(normalized)))
         return logits.squeeze(-1)
-
-
-def _layer(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    """Normal weights of variance ``1 / inputs`` and zero biases; torch would draw its own from the global generator."""
-    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs, dtype=torch.float64)
-    nn.init.normal_(layer.weight, std=inputs**-0.5, generator=generator)
-    nn.init.zeros_(layer.bias)
-    return layer
 
 
 def start(seed: int) -> tuple[Network, Iterator[tuple[Tensor, Tensor]]]:
@@ -80,22 +74,6 @@ def start(seed: int) -> tuple[Network, Iterator[tuple[Tensor, Tensor]]]:
 def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Logistic cross entropy."""
     return nn.functional.binary_cross_entropy_with_logits(model(x), y)
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: Iterator[tuple[Tensor, Tensor]]) -> Iterator[float]:
-    """Take one step for each mini-batch, as far as it is read, and yield the loss before the step."""
-    for x, y in data:
-        yield float(optimizer.step(_closure(model, optimizer, x, y)))
-
-
-def _closure(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Callable[[], float]:
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        value = loss(model, x, y)
-        value.backward()
-        return value.detach()
-
-    return closure  # type: ignore[return-value]  # torch writes float for what a closure returns, and means a loss
 
 
 @torch.no_grad()

@@ -1,0 +1,54 @@
+"""How curves look in all figures: a colour for each method, a dash for each step size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from .run import Result
+
+COLORS = {
+    "SGD": "tab:orange",
+    "c1": "tab:green",
+    "c2": "tab:red",
+    "c3": "tab:blue",
+    "RMSProp": "tab:brown",
+    "Adam": "tab:purple",
+    "Newton": "black",
+}
+DASHES = ("-", "--", ":", "-.")
+
+
+def plot(panel: Axes, results: Mapping[str, Result], x: str, y: str, *, legend: bool = True) -> None:
+    """One curve for each result that has one; those of one method in one colour."""
+    seen: dict[str, int] = {}
+    for result in results.values():
+        method = str(result.settings["method"])
+        dash = DASHES[seen.setdefault(method, 0) % len(DASHES)]
+        seen[method] += 1
+        rows = [row for row in result.rows if y in row]
+        marker = "." if len(rows) == 1 else None
+        panel.plot(
+            [row[x] for row in rows],
+            [row[y] for row in rows],
+            dash,
+            color=COLORS.get(method),
+            marker=marker,
+            linewidth=1.2,
+            label=result.label,
+        )
+    panel.grid(alpha=0.3)
+    panel.spines[["top", "right"]].set_visible(False)
+    if legend:
+        panel.legend(fontsize="x-small", frameon=False)
+
+
+def draw_pattern(panel: Axes, values: Tensor) -> None:
+    """White for class 1 and black for class 0, as in the paper's Figure 4; grey where a network is undecided."""
+    panel.imshow(values.numpy(), cmap="gray", vmin=0, vmax=1, origin="lower", extent=(0, 1, 0, 1))
+    panel.set_xticks((0, 0.5, 1), ("0", "0.5", "1"))
+    panel.set_yticks((0, 0.5, 1), ("0", "0.5", "1"))
+    panel.set_xlabel("$x_1$")
+    panel.set_ylabel("$x_2$")

@@ -1,0 +1,109 @@
+"""A run: one training, a function of its settings and its seed alone; and what is left of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from .. import __version__
+
+#: one point of every curve of a run
+Row = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is to be done: ``work(seed=…, device=…, **place, **settings)`` yields the rows of the curves.
+
+    ``work`` is a function at the top of a module, so that another process can find it.
+
+    Args:
+        figure: to which it belongs
+        label: unique among the runs of the figure and the seed
+        seed: of everything random in it
+        work: yields the rows
+        settings: what else the result depends on; strings, numbers and lists of them
+        rows: how many there will be, or fewer if it ends early
+        seconds: about how long it takes; only to order the runs and to foretell the time
+        alone: measures time, and so must not share the machine with other runs
+        device: where the tensors are
+        place: what the work needs and the result does not depend on, such as the folder of the data
+    """
+
+    figure: str
+    label: str
+    seed: int
+    work: Callable[..., Iterator[Row]]
+    settings: Mapping[str, Any]
+    rows: int
+    seconds: float
+    alone: bool = False
+    device: str = "cpu"
+    place: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Two runs with one identity have one result."""
+        return {
+            "figure": self.figure,
+            "label": self.label,
+            "seed": self.seed,
+            "settings": dict(self.settings),
+            "device": self.device,
+            "psgd": __version__,
+        }
+
+    @property
+    def key(self) -> str:
+        """A short name for the identity, fit for a file."""
+        text = json.dumps(self.identity, sort_keys=True)
+        return f"{self.figure}-seed{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+    def execute(self) -> Iterator[tuple[Row, float]]:
+        """The rows, each with the seconds of work so far."""
+        torch.set_num_threads(1)  # the sums of a product depend on how many threads share it
+        rows = self.work(seed=self.seed, device=self.device, **self.place, **self.settings)
+        seconds = 0.0
+        while True:
+            begin = time.perf_counter()
+            row = next(rows, None)
+            seconds += time.perf_counter() - begin
+            if row is None:
+                return
+            yield row, seconds
+
+
+@dataclass(frozen=True)
+class Result:
+    """The curves of a finished run, the seconds it took, and where."""
+
+    label: str
+    seed: int
+    settings: Mapping[str, Any]
+    rows: list[Row]
+    seconds: float
+    environment: Mapping[str, Any]
+
+    def column(self, name: str) -> list[float]:
+        return [row[name] for row in self.rows if name in row]
+
+    def last(self, name: str, points: int = 1) -> float:
+        """The mean of the last points of a curve; infinite if one of them is not finite."""
+        values = self.column(name)[-points:]
+        return fmean(values) if all(map(isfinite, values)) else float("inf")
+
+    def first_below(self, name: str, level: float, along: str = "iteration") -> float:
+        """Where a curve is first under a level; infinite if it never is."""
+        return next((row[along] for row in self.rows if row.get(name, float("inf")) < level), float("inf"))
+
+
+#: the results of one figure: by seed, then by label
+Results = Mapping[int, Mapping[str, Result]]

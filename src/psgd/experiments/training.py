@@ -1,0 +1,68 @@
+"""What all training runs share: the optimizers they compare, the loop, and the averaging of losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from math import isfinite
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from .. import PSGD, Affine, c1, c2, c3
+from .run import Row
+
+CRITERIA = {"c1": c1, "c2": c2, "c3": c3}
+PLAIN = {"SGD": torch.optim.SGD, "RMSProp": torch.optim.RMSprop, "Adam": torch.optim.Adam}
+NAMES = {"c1": "preconditioner 1", "c2": "preconditioner 2", "c3": "preconditioner 3"}
+
+
+def label(method: str, lr: float) -> str:
+    """As in the legends of the paper."""
+    return f"{NAMES.get(method, method)}, step size {lr:g}"
+
+
+def optimizer(method: str, model: nn.Module, lr: float, *, seed: int, **options: Any) -> torch.optim.Optimizer:
+    """The optimizer of a method for a model; ``options`` are for PSGD alone."""
+    if method in PLAIN:
+        return PLAIN[method](model.parameters(), lr=lr)
+    groups = Affine.groups(model) if isinstance(options.get("blocks"), Affine) else model.parameters()
+    return PSGD(groups, lr, criterion=CRITERIA[method], seed=seed, **options)
+
+
+def losses(
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[..., Tensor],
+    data: Iterator[tuple[Tensor, ...]],
+    schedule: LRScheduler | None = None,
+) -> Iterator[float]:
+    """Take one step for each mini-batch, as far as it is read, and yield ``loss(*mini-batch)`` before the step."""
+    for batch in data:
+        value = float(optimizer.step(_closure(optimizer, loss, batch)))
+        if schedule is not None:
+            schedule.step()
+        yield value
+
+
+def _closure(
+    optimizer: torch.optim.Optimizer, loss: Callable[..., Tensor], batch: tuple[Tensor, ...]
+) -> Callable[[], float]:
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = loss(*batch)
+        value.backward()
+        return value.detach()
+
+    return closure  # type: ignore[return-value]  # torch writes float for what a closure returns, and means a loss
+
+
+def averaged(values: Iterator[float], iterations: int, every: int) -> Iterator[Row]:
+    """A row for each ``every`` mini-batches with their mean loss; the last is one that is not finite."""
+    for iteration in range(every, iterations + 1, every):
+        loss = fmean(islice(values, every))
+        yield {"iteration": iteration, "loss": loss}
+        if not isfinite(loss):
+            return

@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test lint clean
+.PHONY: help demo reproduce test lint clean
 
 help:
-	@echo "make demo   set up .venv and train the paper's zebra-stripe classifier with SGD and with PSGD"
-	@echo "make test   set up .venv, check style and types, run the tests"
-	@echo "make lint   the checks of make test that are not tests"
-	@echo "make clean  remove .venv and caches"
+	@echo "make demo       set up .venv and train the paper's zebra-stripe classifier with SGD and with PSGD"
+	@echo "make test       set up .venv, check style and types, run the tests"
+	@echo "make reproduce  set up .venv and run the paper's experiments: figures and verdicts in results/"
+	@echo "make lint       the checks of make test that are not tests"
+	@echo "make clean      remove .venv and caches"
 
 # The stamp is written last, so an interrupted installation is done again.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -23,6 +24,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)
 	@echo "== psgd demo"
 	$(BIN)/psgd demo
+
+reproduce: $(INSTALLED)
+	@echo "== psgd reproduce all"
+	$(BIN)/psgd reproduce all
 
 lint: $(INSTALLED)
 	@if git rev-parse --git-dir >/dev/null 2>&1; then \

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
+import signal
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import psgd
 from psgd import __main__, cli
 from psgd.experiments import demo as zebra_demo
+from psgd.experiments import store
+from tests.experiments import runs
 
 #: Runs the program again and again, each time without some modules, and prints what it did.
 WITHOUT = """
@@ -93,6 +100,14 @@ def test_demo_hands_on_its_options(monkeypatch, capsys):
         (["demo", "--seed", "-1"], "--seed"),
         (["demo", "--colour"], "--colour"),
         (["demon"], "demon"),
+        (["reproduce", "fig10"], "fig10"),
+        (["reproduce", "fig1", "Fig2"], "Fig2"),
+        (["reproduce", "fig1", "--device", "abacus"], "abacus"),
+        (["reproduce", "fig1", "--seeds", "0"], "--seeds"),
+        (["reproduce", "fig1", "--jobs", "0"], "--jobs"),
+        (["reproduce", "fig7", "--data", "nowhere"], "nowhere"),
+        (["report"], "DIR"),
+        (["report", "nowhere"], "nowhere"),
     ],
 )
 def test_a_wrong_argument_is_one_line(args, named, capsys):
@@ -112,6 +127,92 @@ def test_a_figure_that_cannot_be_written_is_one_line(tmp_path, capsys):
     (tmp_path / "demo" / "zebra.png").mkdir(parents=True)
     assert cli.main(["demo", "--iterations", "1"]) == 2
     assert "zebra.png" in one_line(capsys)
+
+
+class TestReproduce:
+    @pytest.fixture(autouse=True)
+    def _toy(self, monkeypatch):
+        monkeypatch.setattr(cli, "FIGURES", {"toy": runs.toy()})
+
+    def test_it_says_what_holds_and_where_the_report_is(self, tmp_path, capsys):
+        assert cli.main(["reproduce", "--jobs", "1"]) == 0
+        out = capsys.readouterr().out
+        assert "toy: A toy: 1 of 2 claims hold" in out
+        assert "  holds:         a is below b." in out
+        assert "  does not hold: b is below a." in out
+        assert out.endswith("Report: results/report.html\n")
+        assert "does not hold" in (tmp_path / "results" / "report.html").read_text()
+        assert cli.main(["report", "results"]) == 0
+        assert capsys.readouterr().out == "results/report.html\n"
+
+    def test_options_are_handed_on(self, tmp_path):
+        assert cli.main(["reproduce", "all", "toy", "--full", "--seeds", "1", "--jobs", "1", "--out", "a/b"]) == 0
+        summary = json.loads((tmp_path / "a" / "b" / "toy.json").read_text())
+        assert (summary["size"], summary["settings"], summary["seeds"]) == ("full", {"count": 6, "seeds": 1}, [0])
+
+    def test_a_directory_that_cannot_be_written_is_found_before_training(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.setattr(cli, "reproduce_figures", lambda *_, **__: pytest.fail("trained for nothing"))
+        (tmp_path / "file").touch()
+        assert cli.main(["reproduce", "--out", "file"]) == 2
+        assert "file" in one_line(capsys)
+
+    def test_a_full_disk_is_one_line_and_spares_earlier_results(self, tmp_path, monkeypatch, capsys):
+        assert cli.main(["reproduce", "--jobs", "1", "--seeds", "1"]) == 0
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        capsys.readouterr()
+
+        def full(*_, **__):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(store.os, "replace", full)
+        assert cli.main(["reproduce", "--jobs", "1"]) == 2
+        assert "No space left on device" in one_line(capsys)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+    def test_a_killed_worker_is_one_line(self, monkeypatch, capsys):
+        figure = runs.toy()
+        dying = [runs.run("a", die=True), runs.run("b")]
+        monkeypatch.setattr(cli, "FIGURES", {"toy": replace(figure, runs=lambda size, seed: dying)})
+        assert cli.main(["reproduce", "--jobs", "2"]) == 2
+        assert "toy, a, seed 0: its process was killed" in one_line(capsys)
+
+    def test_a_broken_result_beside_ours_is_one_line(self, tmp_path, capsys):
+        (tmp_path / "results").mkdir()
+        (tmp_path / "results" / "fig1.json").write_text("{")
+        assert cli.main(["reproduce", "--jobs", "1"]) == 2
+        assert "fig1.json" in one_line(capsys)
+        assert (tmp_path / "results" / "toy.json").exists()
+
+    @pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+    @pytest.mark.parametrize("jobs", [1, 2])
+    def test_stopped_at_any_moment_the_same_command_carries_on(self, tmp_path, jobs, signal_):
+        script = tmp_path / "program.py"
+        script.write_text(
+            "import sys\n"
+            "from pathlib import Path\n"
+            "from psgd import cli\n"
+            "from tests.experiments.runs import toy\n"
+            "if __name__ == '__main__':\n"
+            "    cli.FIGURES = {'toy': toy(Path('mark'), sleep=0.2)}\n"
+            f"    sys.exit(cli.main(['reproduce', '--jobs', '{jobs}']))\n"
+        )
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+        command = [sys.executable, "-u", str(script)]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        ) as first:
+            assert first.stdout is not None
+            assert first.stdout.readline().startswith("[1/4]")
+            first.send_signal(signal_)
+            _, err = first.communicate()
+        assert first.returncode == (-9 if signal_ == signal.SIGKILL else 130)
+        assert "Traceback" not in err
+        second = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+        assert " of 4 runs were finished before." in second.stdout
+        assert "1 of 2 claims hold" in second.stdout
+        started = (tmp_path / "mark").read_text().splitlines()
+        assert len(started) <= 4 + jobs  # nothing was lost but what was under way
+        assert set(started) == {"0 1.0", "0 2.0", "1 1.0", "1 2.0"}
 
 
 def test_an_interrupt_is_one_line(monkeypatch, capsys):

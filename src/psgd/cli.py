@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -9,12 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, cast
 
+import torch
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
 from . import __version__
 from .experiments import demo as zebra_demo
+from .experiments import mnist, pool, progress
+from .experiments import report as html_report
+from .experiments.figures import FIGURES
+from .experiments.reproduce import Order
+from .experiments.reproduce import reproduce as reproduce_figures
 
 #: what typer raises for a wrong option, argument or command; it has no public name in typer
 USAGE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
@@ -79,14 +86,109 @@ def demo(
     """Train the paper's zebra-stripe classifier with plain SGD and with PSGD, and draw what they learn."""
     console = Console()
     with _writing(out):
-        # Now, and not after a minute of training.
-        out.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=out).close()
+        _try_writing(out)
     path = out / "zebra.png"
     finished = zebra_demo.demo(console, iterations=iterations, seed=seed)
     with _writing(path):
         zebra_demo.draw(finished).savefig(path, dpi=150)
     console.print(f"Figure: {path}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def reproduce(
+    figures: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FIGURE]...", help=f"{', '.join(FIGURES)}, or all.", show_default="all"),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="The paper's sizes: hours instead of minutes.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds for each figure, instead of its own number.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at the same time.", show_default="cores")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where MNIST is; else $PSGD_DATA, the cache, or a download.")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the results are written.")] = Path("results"),
+) -> None:
+    """Run the paper's experiments, draw their figures, and check its claims.
+
+    A command that was stopped carries on where it was, when it is given again.
+    """
+    names = _figure_names(figures or ["all"])
+    _check_device(device)
+    console = Console()
+    with _writing(out):
+        _try_writing(out)
+    if any(FIGURES[name].digits for name in names):
+        try:
+            mnist.load(data)  # now, and once for all processes
+        except mnist.DataError as error:
+            raise typer.BadParameter(str(error), param_hint="'--data'") from None
+    size = "full" if full else "quick"
+    orders = [Order(FIGURES[name], FIGURES[name].full if full else FIGURES[name].quick, size, seeds) for name in names]
+    jobs = jobs or _cores()
+    events = reproduce_figures(orders, out, jobs=jobs, device=device, data=data)
+    try:
+        with _writing(out):
+            for written in progress.show(console, events, jobs):
+                _print_verdicts(console, written.summary)
+        page = _write_report(out)
+    except pool.KilledError as error:
+        raise typer.BadParameter(str(error), param_hint="'--jobs'") from None
+    console.print(f"Report: {page}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def report(directory: Annotated[Path, typer.Argument(metavar="DIR", help="What reproduce wrote.")]) -> None:
+    """Make one page of all results in a directory."""
+    print(_write_report(directory))
+
+
+def _write_report(directory: Path) -> Path:
+    try:
+        with _writing(directory):
+            return html_report.write(directory)
+    except html_report.ReportError as error:
+        raise typer.BadParameter(str(error), param_hint="'DIR'") from None
+
+
+def _figure_names(wanted: Sequence[str]) -> list[str]:
+    names = [name for word in wanted for name in (FIGURES if word == "all" else [word])]
+    for name in names:
+        if name not in FIGURES:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(FIGURES)}, all", param_hint="'FIGURE'")
+    return list(dict.fromkeys(names))
+
+
+def _check_device(device: str) -> None:
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise typer.BadParameter(f"{device!r} is neither cpu nor cuda", param_hint="'--device'")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise typer.BadParameter(f"{device!r} cannot be used: {reason}", param_hint="'--device'") from None
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _print_verdicts(console: Console, summary: dict[str, Any]) -> None:
+    holding = sum(claim["holds"] for claim in summary["claims"])
+    console.print(
+        f"{summary['name']}: {summary['title']}: {holding} of {len(summary['claims'])} claims hold", highlight=False
+    )
+    for claim in summary["claims"]:
+        verdict = "holds:         " if claim["holds"] else "does not hold: "
+        text = f"  {verdict}{claim['text']} ({claim['measured']})"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _try_writing(directory: Path) -> None:
+    """Now, and not after minutes of training."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=directory).close()
 
 
 @contextmanager

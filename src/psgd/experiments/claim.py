@@ -1,0 +1,72 @@
+"""Claims are code: what the paper says of a figure, as predicates over the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .run import Results
+
+#: of all seeds, how many must agree
+SHARE = 0.8
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a claim holds, and the numbers that say so."""
+
+    holds: bool
+    measured: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One statement about a figure.
+
+    Args:
+        name: of the predicate
+        text: the statement
+        labels: the runs it speaks of
+        check: given their results, in this order, decides for one seed
+        together: ``check`` is given, for each label, the results of all seeds instead, and decides once
+        source: whose statement it is, ``"paper"`` or ``"ours"``
+        note: a remark for the reader
+    """
+
+    name: str
+    text: str
+    labels: Sequence[str]
+    check: Callable[..., Verdict]
+    together: bool = False
+    source: str = "paper"
+    note: str = ""
+
+    def judge(self, results: Results) -> dict[str, Any]:
+        """The verdict over all seeds that have the runs the claim speaks of, as it is written down."""
+        seeds = [seed for seed, by_label in results.items() if all(label in by_label for label in self.labels)]
+        found = [[results[seed][label] for label in self.labels] for seed in seeds]
+        verdicts = [self.check(*arguments) for arguments in found] if not self.together else []
+        if self.together and found:
+            total = self.check(*zip(*found, strict=True))
+        else:
+            agreeing = sum(verdict.holds for verdict in verdicts)
+            holds = bool(verdicts) and agreeing >= SHARE * len(verdicts)
+            total = Verdict(holds, _summary(verdicts, agreeing))
+        each = [{"seed": seed, **asdict(verdict)} for seed, verdict in zip(seeds, verdicts, strict=False)]
+        return {
+            "name": self.name,
+            "text": self.text,
+            "source": self.source,
+            **asdict(total),
+            "note": self.note,
+            "seeds": each,
+        }
+
+
+def _summary(verdicts: Sequence[Verdict], agreeing: int) -> str:
+    if not verdicts:
+        return "not measured"
+    if len(verdicts) == 1:
+        return verdicts[0].measured
+    return f"{agreeing} of {len(verdicts)} seeds; the first: {verdicts[0].measured}"

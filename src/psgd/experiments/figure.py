@@ -1,0 +1,131 @@
+"""A figure: its runs, how it is drawn, what it claims, and the files it leaves behind."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure as Picture
+
+from .claim import Claim
+from .environment import MACHINE, VERSIONS, together
+from .run import Result, Results, Run
+from .store import write_atomically, write_text
+
+#: how large an experiment is: numbers by name, among them the number of seeds
+Size = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def _no_tables(results: Results) -> list[Table]:
+    return []
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of the paper.
+
+    Args:
+        name: as the command line knows it
+        title: a heading
+        about: what is shown, for the reader of the report
+        quick: the size at which all figures together take a quarter of an hour
+        full: the paper's size
+        runs: all runs of a size for one seed, counted from 0
+        draw: the picture
+        claims: what the paper says about it
+        tables: numbers that are better read than seen
+        digits: its runs need MNIST, and take the folder as ``data``
+    """
+
+    name: str
+    title: str
+    about: str
+    quick: Size
+    full: Size
+    runs: Callable[[Size, int], list[Run]]
+    draw: Callable[[Results], Picture]
+    claims: Sequence[Claim]
+    tables: Callable[[Results], list[Table]] = _no_tables
+    digits: bool = False
+
+    def all_runs(self, size: Size, seeds: int | None = None) -> list[Run]:
+        return [run for seed in range(seeds or size["seeds"]) for run in self.runs(size, seed)]
+
+    def write(self, directory: Path, results: Results, size: Size, size_name: str) -> dict[str, Any]:
+        """The picture, the curves, and what is known about them; returns the last."""
+        summary = self.summary(results, size, size_name)
+        picture = self.draw(results)
+        with matplotlib.rc_context({"svg.hashsalt": self.name, "svg.fonttype": "none"}):
+            for kind, metadata in (("png", None), ("svg", {"Date": None})):
+                write_atomically(
+                    directory / f"{self.name}.{kind}",
+                    partial(picture.savefig, format=kind, dpi=150, metadata=metadata),
+                )
+        write_text(directory / f"{self.name}.csv", curves(results))
+        write_text(directory / f"{self.name}.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+        return summary
+
+    def summary(self, results: Results, size: Size, size_name: str) -> dict[str, Any]:
+        runs = [result for by_label in results.values() for result in by_label.values()]
+        return {
+            "name": self.name,
+            "title": self.title,
+            "about": self.about,
+            "size": size_name,
+            "claims": [claim.judge(results) for claim in self.claims],
+            "tables": [{"caption": t.caption, "columns": t.columns, "rows": t.rows} for t in self.tables(results)],
+            "settings": dict(size),
+            "runs": [
+                {"label": r.label, "seed": r.seed, "settings": dict(r.settings), "seconds": round(r.seconds, 2)}
+                for r in runs
+            ],
+            "seeds": list(results),
+            "versions": together([r.environment for r in runs], VERSIONS),
+            "machine": together([r.environment for r in runs], MACHINE),
+            "seconds": round(sum(r.seconds for r in runs), 1),
+            "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        }
+
+
+def curves(results: Results) -> str:
+    """All rows of all runs as comma-separated values."""
+    runs = [result for by_label in results.values() for result in by_label.values()]
+    columns = list(dict.fromkeys(name for result in runs for row in result.rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["run", "seed", *columns], lineterminator="\n")
+    writer.writeheader()
+    for result in runs:
+        writer.writerows({"run": result.label, "seed": result.seed, **row} for row in result.rows)
+    return text.getvalue()
+
+
+def read(directory: Path, name: str) -> Results:
+    """The results back from the files: what ``write`` was given."""
+    summary = json.loads((directory / f"{name}.json").read_text())
+    rows: dict[tuple[int, str], list[dict[str, float]]] = {}
+    with open(directory / f"{name}.csv", newline="") as file:
+        for line in csv.DictReader(file):
+            key = int(line.pop("seed")), line.pop("run")
+            rows.setdefault(key, []).append({column: float(text) for column, text in line.items() if text != ""})
+    results: dict[int, dict[str, Result]] = {seed: {} for seed in summary["seeds"]}
+    for run in summary["runs"]:
+        seed, label = run["seed"], run["label"]
+        environment = summary["versions"] | summary["machine"]
+        curve = rows.get((seed, label), [])
+        results[seed][label] = Result(label, seed, run["settings"], curve, run["seconds"], environment)
+    return results

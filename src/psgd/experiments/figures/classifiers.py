@@ -1,0 +1,160 @@
+"""What Figures 7, 8 and 9 have in common: MNIST, eight settings, training loss and test error side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from matplotlib.figure import Figure as Picture
+from matplotlib.ticker import NullFormatter
+
+from ..claim import Verdict
+from ..digits import train
+from ..drawing import plot
+from ..figure import Size
+from ..run import Result, Results, Run
+from ..training import label
+
+EIGHT = {label(method, lr): (method, lr) for method in ("SGD", "c1", "c2", "c3") for lr in (0.01, 0.1)}
+TICKS = (0.02, 0.03, 0.05, 0.08, 0.1, 0.2, 0.3, 0.5)
+SMALL_SGD, SGD, SMALL_C1, C1, SMALL_C2, C2, SMALL_C3, C3 = EIGHT
+
+
+def runs_of(
+    figure: str, seconds: float, followed: Sequence[str], extra: dict[str, dict[str, Any]] | None = None, **model: Any
+) -> Callable[[Size, int], list[Run]]:
+    """The eight settings, and extra ones, for a model.
+
+    What no claim follows to the end is trained for ``short_epochs`` only, and for the first ``baseline_seeds`` seeds.
+
+    Args:
+        figure: its name
+        seconds: about how long a step with an update takes
+        followed: labels of the settings that are trained for all epochs
+        extra: settings by label, for instance regularised ones
+        model: layers and loss
+    """
+
+    def runs(size: Size, seed: int) -> list[Run]:
+        settings: dict[str, dict[str, Any]] = {
+            name: {
+                "method": method,
+                "lr": lr,
+                "epochs": size["epochs" if name in followed else "short_epochs"],
+                "update_every": size["update_every"],
+            }
+            for name, (method, lr) in EIGHT.items()
+            if seed < size["baseline_seeds"] or name in followed
+        }
+        for name, options in (extra or {}).items():
+            settings[name] = {
+                **options,
+                "epochs": size["regularized_epochs"],
+                "update_every": size["regularized_update_every"],
+            }
+        return [
+            Run(
+                figure,
+                name,
+                seed,
+                train,
+                {**options, **model},
+                round(options["epochs"] * 10),
+                options["epochs"] * 600 * _seconds(options, seconds),
+            )
+            for name, options in settings.items()
+        ]
+
+    return runs
+
+
+def _seconds(options: dict[str, Any], update: float) -> float:
+    """About how long an iteration takes."""
+    return 0.002 if options["method"] == "SGD" else 0.01 + update / float(options["update_every"])
+
+
+def draw_of(loss: str, losses: tuple[float, float], errors: tuple[float, float]) -> Callable[[Results], Picture]:
+    """Training loss and test error, with the given limits of their logarithmic axes."""
+
+    def draw(results: Results) -> Picture:
+        picture = Picture(figsize=(10, 4.5), layout="constrained")
+        left, right = picture.subplots(1, 2)
+        plot(left, results[0], "epoch", "loss", legend=False)
+        plot(right, results[0], "epoch", "error")
+        for panel, limits in ((left, losses), (right, errors)):
+            panel.set_yscale("log")
+            panel.set_ylim(*limits)
+            panel.set_xlabel("epochs")
+        # A logarithmic axis of less than a decade gets no plain numbers by itself.
+        right.set_yticks([tick for tick in TICKS if errors[0] <= tick <= errors[1]], minor=False)
+        right.yaxis.set_major_formatter("{x:g}")
+        right.yaxis.set_minor_formatter(NullFormatter())
+        left.set_title("(a)", fontsize="medium")
+        right.set_title("(b)", fontsize="medium")
+        left.set_ylabel(f"training loss ({loss})")
+        right.set_ylabel("test error rate")
+        return picture
+
+    return draw
+
+
+def best_error(result: Result) -> float:
+    """The lowest test error along the curve."""
+    return min(result.column("error"), default=1.0)
+
+
+def settled_error(result: Result) -> float:
+    return result.last("error", 3)
+
+
+def errors(results: Sequence[Result], measure: Callable[[Result], float]) -> str:
+    return ", ".join(f"{result.label}: {measure(result):.4f}" for result in results)
+
+
+def perform_poorly(c3: Result, *others: Result) -> Verdict:
+    """As far as all were trained, the others have a test error at least half as large again as preconditioner 3's."""
+    epoch = min(max(result.column("epoch")) for result in (c3, *others))
+    common = [cut(result, epoch) for result in (c3, *others)]
+    holds = min(map(settled_error, common[1:])) > 1.5 * settled_error(common[0])
+    return Verdict(holds, f"test error after {epoch:g} epochs: {errors(common, settled_error)}")
+
+
+def cut(result: Result, epoch: float) -> Result:
+    """The curve up to an epoch."""
+    return replace(result, rows=[row for row in result.rows if row["epoch"] <= epoch])
+
+
+def lowest_training_loss(c3: Result, *others: Result) -> Verdict:
+    ends = {result.label: result.last("loss", 3) for result in (c3, *others)}
+    text = ", ".join(f"{name}: {value:.3g}" for name, value in ends.items())
+    return Verdict(ends[c3.label] < min(value for name, value in ends.items() if name != c3.label), text)
+
+
+def lowest_error(c3: Result, *others: Result) -> Verdict:
+    holds = best_error(c3) < min(map(best_error, others))
+    return Verdict(holds, f"best test error {errors((c3, *others), best_error)}")
+
+
+def error_under(level: float, measure: Callable[[Result], float] = best_error) -> Callable[[Result], Verdict]:
+    def check(result: Result) -> Verdict:
+        return Verdict(measure(result) < level, f"test error {measure(result):.4f}")
+
+    return check
+
+
+def overfits(result: Result) -> Verdict:
+    """The test loss rises again, by a tenth or more, while the training loss goes on falling."""
+    tests, trains = result.column("test loss"), result.column("loss")
+    rise = tests[-1] / min(tests)
+    return Verdict(
+        rise > 1.1 and trains[-1] < trains[len(trains) // 2],
+        f"test loss {min(tests):.3g} at best, {tests[-1]:.3g} at the end; training loss {trains[-1]:.3g}",
+    )
+
+
+def no_overfitting(c3: Result, sgd: Result) -> Verdict:
+    """The test error stays near its best, though the training data are fitted better than by SGD."""
+    best, end = best_error(c3), settled_error(c3)
+    fitted = c3.last("loss", 3) < sgd.last("loss", 3)
+    return Verdict(end < 1.15 * best and fitted, f"test error {best:.4f} at best, {end:.4f} at the end")

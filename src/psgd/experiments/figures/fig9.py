@@ -1,0 +1,61 @@
+"""Figure 9: MNIST with 300 and 100 hidden nodes, by a hinge loss that is not smooth."""
+
+from __future__ import annotations
+
+from ..claim import Claim, Verdict
+from ..figure import Figure
+from ..run import Result
+from . import classifiers
+from .classifiers import C1, C2, C3, SGD, SMALL_C1, SMALL_C2, SMALL_SGD
+
+
+def settles_early(c3: Result) -> Verdict:
+    """At 1.5 epochs the test error is within a quarter of the best it ever gets."""
+    early = min(row["error"] for row in c3.rows if row["epoch"] <= 1.5)
+    best = classifiers.best_error(c3)
+    return Verdict(
+        early < 1.25 * best and early < 0.03, f"test error {early:.4f} within 1.5 epochs, {best:.4f} at best"
+    )
+
+
+def accelerates(c3: Result, sgd: Result) -> Verdict:
+    """Preconditioner 3 reaches SGD's last training loss in less than half the time."""
+    level = sgd.last("loss", 3)
+    time, whole = c3.first_below("loss", level, "epoch"), sgd.column("epoch")[-1]
+    return Verdict(time < whole / 2, f"a loss of {level:.3g} after {time:g} epochs, where SGD needs {whole:g}")
+
+
+FIGURE = Figure(
+    name="fig9",
+    title="MNIST, 300 and 100 hidden nodes, hinge loss",
+    about="A three-layer tanh network on handwritten digits by a smoothed multi-class hinge loss, which has no second "
+    "derivative everywhere: mean training loss and test error at every tenth of an epoch.",
+    quick={"epochs": 2, "short_epochs": 0.5, "update_every": 1, "seeds": 1, "baseline_seeds": 1},
+    full={"epochs": 4, "short_epochs": 4, "update_every": 1, "seeds": 5, "baseline_seeds": 2},
+    runs=classifiers.runs_of("fig9", 0.07, (SMALL_SGD, SGD, C3), hidden=[300, 100], loss="hinge"),
+    draw=classifiers.draw_of("hinge", (5e-3, 3), (0.015, 0.5)),
+    claims=(
+        Claim(
+            "c1_c2_poor",
+            "Preconditioners 1 and 2 perform poorly.",
+            (C3, SMALL_C1, C1, SMALL_C2, C2),
+            classifiers.perform_poorly,
+        ),
+        Claim("c3_accelerates", "Preconditioner 3 considerably accelerates the convergence.", (C3, SGD), accelerates),
+        Claim(
+            "c3_tests_best",
+            "Preconditioner 3 has the best test error of all.",
+            (C3, SMALL_SGD, SGD),
+            classifiers.lowest_error,
+        ),
+        Claim("c3_error", "The best test error is slightly above 0.02.", (C3,), classifiers.error_under(0.025)),
+        Claim(
+            "c3_settles_early",
+            "With a large step size the test error converges within about 1.5 epochs.",
+            (C3,),
+            settles_early,
+        ),
+        Claim("no_overfitting", "No apparent overfitting.", (C3, SGD), classifiers.no_overfitting),
+    ),
+    digits=True,
+)

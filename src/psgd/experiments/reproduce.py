@@ -1,0 +1,76 @@
+"""Carries out the runs of figures, keeps what is finished, and writes each figure as soon as it is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from . import pool
+from .figure import Figure, Size
+from .run import Result, Run
+from .store import Store
+
+
+@dataclass(frozen=True)
+class Order:
+    """A figure that is wanted, and its size."""
+
+    figure: Figure
+    size: Size
+    size_name: str
+    seeds: int | None = None
+
+    def runs(self, device: str, data: Path | None) -> list[Run]:
+        place = {"data": data} if self.figure.digits else {}
+        return [replace(run, device=device, place=place) for run in self.figure.all_runs(self.size, self.seeds)]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A figure is complete; its files are there."""
+
+    figure: Figure
+    summary: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What there is to do: all runs, and those of them that earlier commands have finished."""
+
+    runs: list[Run]
+    finished: list[Run]
+
+
+def reproduce(
+    orders: Sequence[Order], out: Path, *, jobs: int, device: str, data: Path | None = None
+) -> Iterator[Planned | pool.Event | Written]:
+    """Yield what happens, as it happens: the plan, then rows, finished runs and written figures."""
+    store = Store(out)
+    wanted = {order.figure.name: order.runs(device, data) for order in orders}
+    runs = [run for figure in wanted.values() for run in figure]
+    results: dict[str, Result] = {run.key: found for run in runs if (found := store.load(run)) is not None}
+    yield Planned(runs, [run for run in runs if run.key in results])
+    waiting = {order.figure.name: order for order in orders}
+
+    def complete() -> Iterator[Written]:
+        for name, order in list(waiting.items()):
+            if all(run.key in results for run in wanted[name]):
+                del waiting[name]
+                by_seed: dict[int, dict[str, Result]] = {}
+                for run in wanted[name]:
+                    by_seed.setdefault(run.seed, {})[run.label] = results[run.key]
+                size = order.size if order.seeds is None else {**order.size, "seeds": order.seeds}
+                summary = order.figure.write(out, by_seed, size, order.size_name)
+                yield Written(order.figure, summary)
+
+    yield from complete()
+    for event in pool.carry_out([run for run in runs if run.key not in results], jobs):
+        if isinstance(event, pool.Finished):
+            store.save(event.run, event.result)
+            results[event.run.key] = event.result
+            yield event
+            yield from complete()
+        else:
+            yield event

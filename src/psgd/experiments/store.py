@@ -1,0 +1,62 @@
+"""Finished runs on disk, so that a command that was stopped carries on; and how files are written."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from .run import Result, Run
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    """All of the new file or all of the old one, whatever happens in between."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+        os.chmod(temporary, 0o666 & ~_umask())  # a temporary file is for its owner alone
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_text(path: Path, text: str) -> None:
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+class Store:
+    """The finished runs of one directory, a file for each."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "runs"
+
+    def load(self, run: Run) -> Result | None:
+        """The result of a run with the same identity; a damaged file counts as none."""
+        try:
+            found = json.loads((self.directory / f"{run.key}.json").read_text())
+            if found["run"] != run.identity:
+                return None
+            return Result(run.label, run.seed, run.settings, found["rows"], found["seconds"], found["environment"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+    def save(self, run: Run, result: Result) -> None:
+        content = {
+            "run": run.identity,
+            "environment": dict(result.environment),
+            "seconds": result.seconds,
+            "rows": result.rows,
+        }
+        write_text(self.directory / f"{run.key}.json", json.dumps(content))

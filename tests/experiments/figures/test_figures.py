@@ -1,0 +1,129 @@
+"""Every figure, shrunk to seconds; and every claim, on the results that are in the documentation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.image import imread
+
+from psgd.experiments.figure import Figure, read
+from psgd.experiments.figures import FIGURES
+from psgd.experiments.reproduce import Order, Written, reproduce
+from tests.experiments.small_digits import small_digits  # noqa: F401
+
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
+MNIST = {"epochs": 0.2, "short_epochs": 0.1, "update_every": 60, "seeds": 1, "baseline_seeds": 1}
+TINY: dict[str, dict[str, Any]] = {
+    "fig1": {"seeds": 1},
+    "fig2": {"pairs": 200, "seeds": 1},
+    "fig3": {"iterations": 200, "seeds": 1},
+    "fig4": {"seeds": 1},
+    "fig5": {"iterations": 100, "seeds": 1},
+    "fig6": {"length": 6, "iterations": 200, "stop": True, "seeds": 3, "paper_seeds": 2, "baseline_seeds": 1},
+    "fig7": MNIST,
+    "fig8": MNIST | {"regularized_epochs": 0.1, "regularized_update_every": 60},
+    "fig9": MNIST,
+    "complexity": {"rounds": 1, "length": 4, "seeds": 1},
+    "rnn-suite": {"length": 10, "iterations": 100, "seeds": 1},
+}
+EACH = pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
+
+
+@pytest.mark.usefixtures("small_digits")
+@EACH
+def test_every_figure_runs_is_drawn_and_judged(figure: Figure, tmp_path: Path):
+    order = Order(figure, TINY[figure.name], "quick")
+    *_, event = reproduce([order], tmp_path, jobs=1, device="cpu")
+    assert isinstance(event, Written)
+    assert len(event.summary["claims"]) == len(figure.claims)
+    for claim in event.summary["claims"]:
+        assert isinstance(claim["holds"], bool)
+        assert claim["measured"] != "not measured"
+    pixels = imread(tmp_path / f"{figure.name}.png")
+    assert pixels[..., :3].std() > 0.02  # something is drawn
+    # every label that a claim speaks of is the label of a run
+    labels = {run["label"] for run in event.summary["runs"]}
+    assert {label for claim in figure.claims for label in claim.labels} <= labels
+
+
+@EACH
+def test_sizes(figure: Figure):
+    """The full size is at least as large; each run of a figure has a label of its own, and foretells its rows."""
+    for size in (figure.quick, figure.full):
+        assert set(size) == set(TINY[figure.name])
+        runs = figure.all_runs(size)
+        assert len({run.key for run in runs}) == len(runs)
+        assert all(run.figure == figure.name and run.rows >= 1 and run.seconds > 0 for run in runs)
+        assert {run.seed for run in runs} == set(range(size["seeds"]))
+    costs = [sum(run.seconds for run in figure.all_runs(size)) for size in (figure.quick, figure.full)]
+    assert costs[0] <= costs[1]
+
+
+def test_claims_have_names_of_their_own():
+    for figure in FIGURES.values():
+        names = [claim.name for claim in figure.claims]
+        assert len(set(names)) == len(names)
+        assert all(claim.source in ("paper", "ours") for claim in figure.claims)
+
+
+CLAIMS = [
+    pytest.param(figure, claim, id=f"{figure.name}-{claim.name}")
+    for figure in FIGURES.values()
+    for claim in figure.claims
+]
+
+
+@pytest.mark.parametrize(("figure", "claim"), CLAIMS)
+def test_the_report_says_what_the_claims_say(figure, claim):
+    """The verdicts in the documentation are those of this code on those curves."""
+    written = json.loads((RESULTS / f"{figure.name}.json").read_text())
+    (there,) = [entry for entry in written["claims"] if entry["name"] == claim.name]
+    assert claim.judge(read(RESULTS, figure.name)) == there
+
+
+#: what SGD, or what the paper compares with, did in the place of what a claim praises
+IN_PLACE = {"fig1": ("after preconditioning", "before"), "fig2": ("preconditioner 3", "preconditioner 1")}
+
+
+def others(figure: str, label: str, labels: list[str]) -> list[str]:
+    """Labels whose results may stand in for those of a label: SGD for preconditioner 3, everything for the rest."""
+    if figure in IN_PLACE and label == IN_PLACE[figure][0]:
+        return [IN_PLACE[figure][1]]
+    if label.endswith(": PSGD"):
+        return [label.replace("PSGD", "SGD")]
+    if label.startswith("preconditioner 3") and any(other.startswith("SGD") for other in labels):
+        return [other for other in labels if other.startswith("SGD")]
+    return [other for other in labels if other != label]
+
+
+@pytest.mark.parametrize(("figure", "claim"), CLAIMS)
+def test_every_claim_can_fail(figure, claim):
+    """A claim that holds fails when the results of something worse stand in the place of what it is about."""
+    results = read(RESULTS, figure.name)
+    if not claim.judge(results)["holds"]:
+        return  # it has failed
+    labels = list(results[0])
+    if figure.name == "fig4":  # there is only one run: the claim fails on a square of one class
+        (label,) = labels
+        flat = [{"x2": 0.5, "class 1": 0.0, "changes": 0.0}]
+        changed = {0: {label: replace(results[0][label], rows=flat)}}
+        assert not claim.judge(changed)["holds"]
+        return
+    subjects = [label for label in claim.labels if label.endswith(": PSGD")] or list(claim.labels[:1])
+    fallen = []
+    for choice in range(max(len(others(figure.name, subject, labels)) for subject in subjects)):
+        changed = {seed: dict(by_label) for seed, by_label in results.items()}
+        for subject in subjects:
+            choices = others(figure.name, subject, labels)
+            substitute = choices[min(choice, len(choices) - 1)]
+            for by_label in changed.values():
+                if subject in by_label:
+                    source = by_label if substitute in by_label else results[0]
+                    by_label[subject] = replace(source[substitute], label=subject)
+        fallen.append(not claim.judge(changed)["holds"])
+    about_c3 = subjects[0].startswith("preconditioner 3") or subjects[0].endswith(": PSGD")
+    assert all(fallen) if about_c3 else any(fallen)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,7 @@ def test_demo_hands_on_its_options(monkeypatch, capsys):
         (["reproduce", "fig10"], "fig10"),
         (["reproduce", "fig1", "Fig2"], "Fig2"),
         (["reproduce", "fig1", "--device", "abacus"], "abacus"),
+        (["reproduce", "fig1", "--device", "cpu:7"], "cpu:7"),
         (["reproduce", "fig1", "--seeds", "0"], "--seeds"),
         (["reproduce", "fig1", "--jobs", "0"], "--jobs"),
         (["reproduce", "fig7", "--data", "nowhere"], "nowhere"),
@@ -127,6 +129,10 @@ def test_a_figure_that_cannot_be_written_is_one_line(tmp_path, capsys):
     (tmp_path / "demo" / "zebra.png").mkdir(parents=True)
     assert cli.main(["demo", "--iterations", "1"]) == 2
     assert "zebra.png" in one_line(capsys)
+
+
+def _ignore_data(work, *, data, **settings):
+    return work(**settings)
 
 
 class TestReproduce:
@@ -183,8 +189,33 @@ class TestReproduce:
         assert "fig1.json" in one_line(capsys)
         assert (tmp_path / "results" / "toy.json").exists()
 
-    @pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
-    @pytest.mark.parametrize("jobs", [1, 2])
+    def test_files_of_others_are_left_alone(self, tmp_path):
+        (tmp_path / "package.json").write_text('{"name": "x"}')
+        (tmp_path / "broken.json").write_text("{")
+        assert cli.main(["reproduce", "--jobs", "1", "--out", "."]) == 0
+        assert "A toy" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+    def test_data_are_wanted_only_for_runs_that_are_not_finished(self, monkeypatch, capsys):
+        monkeypatch.setattr(cli, "FIGURES", {"toy": replace(runs.toy(), digits=True)})
+        monkeypatch.setattr(runs, "work", partial(_ignore_data, runs.work))
+        assert cli.main(["reproduce", "--jobs", "1", "--data", "nowhere"]) == 2
+        assert "nowhere" in one_line(capsys)
+        monkeypatch.setattr(cli.mnist, "load", lambda data: None)
+        assert cli.main(["reproduce", "--jobs", "1", "--data", "nowhere"]) == 0
+        monkeypatch.setattr(cli.mnist, "load", lambda data: pytest.fail("there is nothing left to train"))
+        assert cli.main(["reproduce", "--jobs", "1", "--data", "nowhere"]) == 0
+
+    def test_a_terminal_without_greek_is_no_reason_to_fail(self, tmp_path):
+        environment = {**os.environ, "PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}
+        command = [sys.executable, "-m", "psgd", "reproduce", "fig1", "--jobs", "1"]
+        done = subprocess.run(command, capture_output=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr
+        assert b"-4 ? -2" in done.stdout
+        assert (tmp_path / "results" / "report.html").exists()
+
+    @pytest.mark.parametrize(
+        ("jobs", "signal_"), [(1, signal.SIGKILL), (2, signal.SIGKILL), (2, signal.SIGINT)], ids=str
+    )
     def test_stopped_at_any_moment_the_same_command_carries_on(self, tmp_path, jobs, signal_):
         script = tmp_path / "program.py"
         script.write_text(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -42,6 +44,8 @@ app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=F
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # some terminals have no Greek
     try:
         return int(app(args, prog_name="psgd", standalone_mode=False) or 0)
     except USAGE_ERROR as error:
@@ -118,37 +122,39 @@ def reproduce(
     console = Console()
     with _writing(out):
         _try_writing(out)
-    if any(FIGURES[name].digits for name in names):
+    orders = [Order.of(FIGURES[name], full, seeds) for name in names]
+    if any(order.figure.digits and order.unfinished(out, device) for order in orders):
         try:
             mnist.load(data)  # now, and once for all processes
         except mnist.DataError as error:
             raise typer.BadParameter(str(error), param_hint="'--data'") from None
-    size = "full" if full else "quick"
-    orders = [Order(FIGURES[name], FIGURES[name].full if full else FIGURES[name].quick, size, seeds) for name in names]
     jobs = jobs or _cores()
-    events = reproduce_figures(orders, out, jobs=jobs, device=device, data=data)
+    events = progress.show(console, reproduce_figures(orders, out, jobs=jobs, device=device, data=data), jobs)
     try:
-        with _writing(out):
-            for written in progress.show(console, events, jobs):
-                _print_verdicts(console, written.summary)
-        page = _write_report(out)
+        while True:
+            with _writing(out):
+                written = next(events, None)
+            if written is None:
+                break
+            _print_verdicts(console, written.summary)
     except pool.KilledError as error:
         raise typer.BadParameter(str(error), param_hint="'--jobs'") from None
+    page = _write_report(out, "'--out'")
     console.print(f"Report: {page}", highlight=False, soft_wrap=True)
 
 
 @app.command()
 def report(directory: Annotated[Path, typer.Argument(metavar="DIR", help="What reproduce wrote.")]) -> None:
     """Make one page of all results in a directory."""
-    print(_write_report(directory))
+    print(_write_report(directory, "'DIR'"))
 
 
-def _write_report(directory: Path) -> Path:
+def _write_report(directory: Path, hint: str) -> Path:
     try:
-        with _writing(directory):
+        with _writing(directory, hint):
             return html_report.write(directory)
     except html_report.ReportError as error:
-        raise typer.BadParameter(str(error), param_hint="'DIR'") from None
+        raise typer.BadParameter(str(error), param_hint=hint) from None
 
 
 def _figure_names(wanted: Sequence[str]) -> list[str]:
@@ -160,7 +166,7 @@ def _figure_names(wanted: Sequence[str]) -> list[str]:
 
 
 def _check_device(device: str) -> None:
-    if device.partition(":")[0] not in ("cpu", "cuda"):
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise typer.BadParameter(f"{device!r} is neither cpu nor cuda", param_hint="'--device'")
     try:
         torch.empty(0, device=device)
@@ -192,8 +198,8 @@ def _try_writing(directory: Path) -> None:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _writing(path: Path, hint: str = "'--out'") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise typer.BadParameter(f"cannot write {path}: {error.strerror or error}", param_hint="'--out'") from None
+        raise typer.BadParameter(f"cannot write {path}: {error.strerror or error}", param_hint=hint) from None

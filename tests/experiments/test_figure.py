@@ -15,7 +15,7 @@ from tests.experiments.runs import toy
 def written(tmp_path):
     (event,) = [
         event
-        for event in reproduce([Order(toy(), toy().quick, "quick")], tmp_path, jobs=1, device="cpu")
+        for event in reproduce([Order.of(toy(), False)], tmp_path, jobs=1, device="cpu")
         if isinstance(event, Written)
     ]
     return event

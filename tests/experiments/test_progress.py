@@ -26,7 +26,7 @@ def _plain(monkeypatch):
 
 def shown(file, out):
     console = Console(file=file, width=120)
-    events = reproduce([Order(toy(), toy().quick, "quick")], out, jobs=1, device="cpu")
+    events = reproduce([Order.of(toy(), False)], out, jobs=1, device="cpu")
     written = list(show(console, events, 1))
     assert [type(event) for event in written] == [Written]
     return file.getvalue()

@@ -122,8 +122,8 @@ def test_the_top_says_how_many_claims_hold_and_where_they_were_tested(page):
     assert page.text.count(report.TITLE) == 2  # the window's title, and the heading
     assert "2 of 3 claims hold: 2 of 2 of the paper's, 0 of 1 of our own." in page.text
     assert (
-        "Size: full. Run on Abacus 9 (2 cores, device cpu) with psgd 0.1.0, torch 2.13.0. Took 1 h 2 min in all."
-        in page.text
+        "Size: full. Run on Abacus 9 (2 cores, device cpu) with psgd 0.1.0, torch 2.13.0. "
+        "Computing time: 1 h 2 min in all." in page.text
     )
 
 
@@ -156,7 +156,7 @@ def test_the_overview_leads_to_the_sections(page):
 def test_a_section_says_what_is_shown_and_how_it_was_run(page):
     assert (
         "Figure 3: Blind equalization Size: full. Seeds: 0, 1, 2, 3, 4. "
-        "Took 2 min 3 s, finished 2026-11-15 12:00:00 UTC . "
+        "Computing time: 2 min 3 s; written 2026-11-15 12:00:00 UTC . "
         "Interference of a blind equalizer." in page.text
     )
 
@@ -166,7 +166,7 @@ def test_figures_made_on_several_machines(tmp_path):
     leave(tmp_path, machine=machine, finished="2026-11-15T12:00:00+00:00")
     text = written(tmp_path).text
     assert "Run on Abacus 9 and Loom (2 and 4 cores, device cpu) with" in text
-    assert "finished 2026-11-15 12:00:00 UTC ." in text
+    assert "written 2026-11-15 12:00:00 UTC ." in text
 
 
 def test_pictures_are_part_of_the_page(page):
@@ -322,7 +322,9 @@ def test_a_folder_without_results_is_refused(tmp_path, exists):
 def test_what_is_not_json_is_named(tmp_path, content):
     leave(tmp_path, "fig1")
     (tmp_path / "fig2.json").write_bytes(content)
-    with pytest.raises(report.ReportError, match=r"^\S*fig2\.json is not JSON: .+$"):
+    with pytest.raises(
+        report.ReportError, match=r"^\S*fig2\.json is not a result of psgd reproduce: it is not JSON: .+$"
+    ):
         report.write(tmp_path)
     assert not (tmp_path / "report.html").exists()
 

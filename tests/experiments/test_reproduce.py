@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -10,8 +11,7 @@ from tests.experiments.runs import toy
 
 
 def order(mark, seeds=None):
-    figure = toy(mark)
-    return [Order(figure, figure.quick, "quick", seeds)]
+    return [Order.of(toy(mark), False, seeds)]
 
 
 def executed(mark) -> int:
@@ -60,6 +60,19 @@ def test_more_seeds_only_need_the_new_ones(tmp_path):
 def test_sizes_do_not_get_mixed_up(tmp_path):
     mark = tmp_path / "mark"
     list(reproduce(order(mark), tmp_path / "out", jobs=1, device="cpu"))
-    figure = toy(mark)
-    list(reproduce([Order(figure, figure.full, "full")], tmp_path / "out", jobs=1, device="cpu"))
+    list(reproduce([Order.of(toy(mark), True)], tmp_path / "out", jobs=1, device="cpu"))
     assert executed(mark) == 4 + 6
+
+
+def test_another_number_of_seeds_is_for_all_runs():
+    figure = replace(toy(), full={"count": 3, "seeds": 5, "other_seeds": 2})
+    assert Order.of(figure, True, 4).size == {"count": 3, "seeds": 4, "other_seeds": 4}
+    assert Order.of(figure, True).size == figure.full
+
+
+def test_what_is_unfinished(tmp_path):
+    (wanted,) = order(tmp_path / "mark")
+    assert wanted.unfinished(tmp_path, "cpu")
+    list(reproduce([wanted], tmp_path, jobs=1, device="cpu"))
+    assert not wanted.unfinished(tmp_path, "cpu")
+    assert wanted.unfinished(tmp_path, "cuda")

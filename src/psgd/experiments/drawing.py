@@ -1,4 +1,4 @@
-"""How curves look in all figures: a colour for each method, a dash for each step size."""
+"""How curves look in all figures: a colour for each method, a dash for each of its step sizes."""
 
 from __future__ import annotations
 

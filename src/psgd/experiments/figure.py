@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from matplotlib.figure import Figure as Picture
 from .claim import Claim
 from .environment import MACHINE, VERSIONS, together
 from .run import Result, Results, Run
-from .store import write_atomically, write_text
+from .store import write_bytes
 
 #: how large an experiment is: numbers by name, among them the number of seeds
 Size = Mapping[str, Any]
@@ -63,21 +62,23 @@ class Figure:
     tables: Callable[[Results], list[Table]] = _no_tables
     digits: bool = False
 
-    def all_runs(self, size: Size, seeds: int | None = None) -> list[Run]:
-        return [run for seed in range(seeds or size["seeds"]) for run in self.runs(size, seed)]
+    def all_runs(self, size: Size) -> list[Run]:
+        return [run for seed in range(size["seeds"]) for run in self.runs(size, seed)]
 
     def write(self, directory: Path, results: Results, size: Size, size_name: str) -> dict[str, Any]:
         """The picture, the curves, and what is known about them; returns the last."""
         summary = self.summary(results, size, size_name)
         picture = self.draw(results)
+        files: dict[str, bytes] = {}
         with matplotlib.rc_context({"svg.hashsalt": self.name, "svg.fonttype": "none"}):
             for kind, metadata in (("png", None), ("svg", {"Date": None})):
-                write_atomically(
-                    directory / f"{self.name}.{kind}",
-                    partial(picture.savefig, format=kind, dpi=150, metadata=metadata),
-                )
-        write_text(directory / f"{self.name}.csv", curves(results))
-        write_text(directory / f"{self.name}.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+                buffer = io.BytesIO()
+                picture.savefig(buffer, format=kind, dpi=150, metadata=metadata)
+                files[kind] = buffer.getvalue()
+        files["csv"] = curves(results).encode()
+        files["json"] = (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode()
+        for kind, content in files.items():
+            write_bytes(directory / f"{self.name}.{kind}", content)
         return summary
 
     def summary(self, results: Results, size: Size, size_name: str) -> dict[str, Any]:
@@ -116,9 +117,9 @@ def curves(results: Results) -> str:
 
 def read(directory: Path, name: str) -> Results:
     """The results back from the files: what ``write`` was given."""
-    summary = json.loads((directory / f"{name}.json").read_text())
+    summary = json.loads((directory / f"{name}.json").read_bytes())
     rows: dict[tuple[int, str], list[dict[str, float]]] = {}
-    with open(directory / f"{name}.csv", newline="") as file:
+    with open(directory / f"{name}.csv", newline="", encoding="utf-8") as file:
         for line in csv.DictReader(file):
             key = int(line.pop("seed")), line.pop("run")
             rows.setdefault(key, []).append({column: float(text) for column, text in line.items() if text != ""})

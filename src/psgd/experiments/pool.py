@@ -82,9 +82,9 @@ def _in_processes(runs: Sequence[Run], jobs: int) -> Iterator[Event]:
                 try:
                     event = ready.recv()
                 except (EOFError, ConnectionResetError):
-                    raise KilledError(f"{_name(run)}: its process was killed; is there enough memory?") from None
+                    raise KilledError(f"{run.name}: its process was killed; is there enough memory?") from None
                 if isinstance(event, str):
-                    raise RuntimeError(f"{_name(run)}:\n{event}")
+                    raise RuntimeError(f"{run.name}:\n{event}")
                 yield event
                 if isinstance(event, Finished):
                     del busy[ready]
@@ -113,7 +113,3 @@ def _work(connection: Connection) -> None:
                 connection.send(traceback.format_exc())
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
-
-
-def _name(run: Run) -> str:
-    return f"{run.figure}, {run.label}, seed {run.seed}"

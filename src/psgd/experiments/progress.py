@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from .pool import Advanced, Event, Finished
 from .reproduce import Planned, Written
-from .run import Result, Row, Run
+from .run import Result, Row
 
 #: seconds without a finished run after which a plain line says how far the others are
 PATIENCE = 30.0
@@ -54,10 +54,6 @@ def show(console: Console, events: Iterable[Planned | Event | Written], jobs: in
     return display(console, plan, stream, jobs)
 
 
-def _name(run: Run) -> str:
-    return f"{run.figure}, {run.label}, seed {run.seed}"
-
-
 def _value(row: Row) -> str:
     """The loss, where there is one, or whatever is measured."""
     name = next((name for name in ("loss", *reversed(row)) if name in row), "")
@@ -75,11 +71,11 @@ def _lines(
         if isinstance(event, Finished):
             done += 1
             last = time.monotonic()
-            text = f"[{done}/{len(plan.runs)}] {_name(event.run)}: {_end(event.result)}; {left}"
+            text = f"[{done}/{len(plan.runs)}] {event.run.name}: {_end(event.result)}; {left}"
             console.print(text, highlight=False, markup=False, soft_wrap=True)
         elif isinstance(event, Advanced) and time.monotonic() - last > PATIENCE:
             last = time.monotonic()
-            text = f"{_name(event.run)}: {event.rows}/{event.run.rows}, {_value(event.row)}; {left}"
+            text = f"{event.run.name}: {event.rows}/{event.run.rows}, {_value(event.row)}; {left}"
             console.print(text, highlight=False, markup=False, soft_wrap=True)
         elif isinstance(event, Written):
             yield event
@@ -103,7 +99,7 @@ def _bars(console: Console, plan: Planned, events: Iterator[Planned | Event | Wr
             if isinstance(event, Advanced):
                 key = event.run.key
                 if key not in tasks:
-                    tasks[key] = bars.add_task(_name(event.run), total=event.run.rows, status="")
+                    tasks[key] = bars.add_task(event.run.name, total=event.run.rows, status="")
                 bars.update(tasks[key], completed=event.rows, status=_value(event.row))
             elif isinstance(event, Finished):
                 bars.advance(total)

@@ -27,7 +27,7 @@ TEST = 1000
 EVERY = 100
 #: for PSGD: the same for every seed and for every problem. Steps much shorter than P would have them, at first hardly
 #: any, and gradients averaged: on the plateau they are mostly noise, and a random walk of the feedback matrix ends the
-#: memory before there is anything to learn from it.
+#: memory before there is anything to learn from it. Found on the addition problem, with seeds from 100 to 123.
 RECOMMENDED = {"lr": 0.5, "precond_lr": 0.1, "max_norm": 0.05, "momentum": 0.9, "warmup": 500}
 
 
@@ -233,7 +233,8 @@ def train(
     task = PROBLEMS[problem]
     model, generator = task.start(seed)
     model.to(device)
-    tests = next(task.batches(torch.Generator().manual_seed(2**32 + seed), length, device, TEST))
+    # Another seed than any run has; a generator takes 32 bits of it.
+    tests = next(task.batches(torch.Generator().manual_seed(2**31 + seed), length, device, TEST))
     optimizer = training.optimizer(method, model, lr, seed=seed, blocks=Affine(), **options)
     schedule = LambdaLR(optimizer, lambda step: min((step + 1) / warmup, 1.0)) if warmup else None
     batches = task.batches(generator, length, device)

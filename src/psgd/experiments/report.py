@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from .figures import FIGURES
-from .store import write_atomically
+from .store import write_bytes
 
 TITLE = "Preconditioned SGD: the paper's experiments"
 #: the order of the sections; whatever else lies in the folder comes after them, by name
@@ -48,8 +48,7 @@ class ReportError(Exception):
 def write(directory: Path) -> Path:
     """Write `report.html` beside the figures it is about: whole or not at all."""
     path = directory / "report.html"
-    page = _page(directory, _read(directory)).encode(errors="replace")
-    write_atomically(path, lambda file: file.write(page))
+    write_bytes(path, _page(directory, _read(directory)).encode(errors="replace"))
     return path
 
 
@@ -63,11 +62,13 @@ def _read(directory: Path) -> dict[str, Result]:
     for path in sorted(directory.glob("[!.]*.json"), key=lambda path: (places.get(path.stem, len(ORDER)), path.stem)):
         try:
             result = json.loads(path.read_bytes())
+            problem = _misfit(result, SHAPE)
         except ValueError as error:
-            raise ReportError(f"{path} is not JSON: {error}") from None
-        if problem := _misfit(result, SHAPE):
+            problem = f"it is not JSON: {error}"
+        if not problem:
+            results[path.stem] = result
+        elif path.stem in places:  # other files may lie there for other reasons
             raise ReportError(f"{path} is not a result of psgd reproduce: {problem}")
-        results[path.stem] = result
     if not results:
         raise ReportError(f"no results in {directory}: run psgd reproduce first")
     return results
@@ -110,7 +111,7 @@ def _page(directory: Path, results: dict[str, Result]) -> str:
         title=TITLE,
         style=files.joinpath("report.css").read_text("utf-8"),
         verdict=f"{_share(claims)} claims hold{shares}.",
-        circumstances=f"Size: {sizes}. Run on {origins}. Took {total} in all.",
+        circumstances=f"Size: {sizes}. Run on {origins}. Computing time: {total} in all.",
         overview=_overview(results),
         sections="\n".join(_section(directory, name, result) for name, result in results.items()),
     )
@@ -135,7 +136,7 @@ def _section(directory: Path, name: str, result: Result) -> str:
 <section id="{escape(name)}">
 <h2>{_heading(name, result)}</h2>
 <p class="meta">Size: {escape(result["size"])}. Seeds: {", ".join(map(str, result["seeds"]))}.
-Took {_duration(result["seconds"])}, finished
+Computing time: {_duration(result["seconds"])}; written
 <time datetime="{finished}">{when}</time>.</p>
 <p id="{escape(name)}-about">{escape(result["about"])}</p>
 {_picture(directory / f"{name}.png", name, result)}

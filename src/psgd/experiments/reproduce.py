@@ -20,11 +20,21 @@ class Order:
     figure: Figure
     size: Size
     size_name: str
-    seeds: int | None = None
 
-    def runs(self, device: str, data: Path | None) -> list[Run]:
+    @classmethod
+    def of(cls, figure: Figure, full: bool, seeds: int | None = None) -> Order:
+        """One of the sizes of a figure, with another number of seeds for all of its runs."""
+        size = dict(figure.full if full else figure.quick)
+        if seeds is not None:
+            size |= {key: seeds for key in size if key.endswith("seeds")}
+        return cls(figure, size, "full" if full else "quick")
+
+    def runs(self, device: str, data: Path | None = None) -> list[Run]:
         place = {"data": data} if self.figure.digits else {}
-        return [replace(run, device=device, place=place) for run in self.figure.all_runs(self.size, self.seeds)]
+        return [replace(run, device=device, place=place) for run in self.figure.all_runs(self.size)]
+
+    def unfinished(self, out: Path, device: str) -> bool:
+        return any(Store(out).load(run) is None for run in self.runs(device))
 
 
 @dataclass(frozen=True)
@@ -61,8 +71,7 @@ def reproduce(
                 by_seed: dict[int, dict[str, Result]] = {}
                 for run in wanted[name]:
                     by_seed.setdefault(run.seed, {})[run.label] = results[run.key]
-                size = order.size if order.seeds is None else {**order.size, "seeds": order.seeds}
-                summary = order.figure.write(out, by_seed, size, order.size_name)
+                summary = order.figure.write(out, by_seed, order.size, order.size_name)
                 yield Written(order.figure, summary)
 
     yield from complete()

@@ -50,6 +50,11 @@ class Run:
     place: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.figure}, {self.label}, seed {self.seed}"
+
+    @property
     def identity(self) -> dict[str, Any]:
         """Two runs with one identity have one result."""
         return {

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
 
 from .run import Result, Run
 
 
-def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+def write_bytes(path: Path, content: bytes) -> None:
     """All of the new file or all of the old one, whatever happens in between."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            write(file)
+            file.write(content)
         os.chmod(temporary, 0o666 & ~_umask())  # a temporary file is for its owner alone
         os.replace(temporary, path)
     except BaseException:
@@ -32,10 +30,6 @@ def _umask() -> int:
     return mask
 
 
-def write_text(path: Path, text: str) -> None:
-    write_atomically(path, lambda file: file.write(text.encode()))
-
-
 class Store:
     """The finished runs of one directory, a file for each."""
 
@@ -45,11 +39,12 @@ class Store:
     def load(self, run: Run) -> Result | None:
         """The result of a run with the same identity; a damaged file counts as none."""
         try:
-            found = json.loads((self.directory / f"{run.key}.json").read_text())
-            if found["run"] != run.identity:
+            found = json.loads((self.directory / f"{run.key}.json").read_bytes())
+            rows = [{str(name): float(value) for name, value in row.items()} for row in found["rows"]]
+            if found["run"] != run.identity or not rows:
                 return None
-            return Result(run.label, run.seed, run.settings, found["rows"], found["seconds"], found["environment"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return Result(run.label, run.seed, run.settings, rows, float(found["seconds"]), dict(found["environment"]))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return None
 
     def save(self, run: Run, result: Result) -> None:
@@ -59,4 +54,4 @@ class Store:
             "seconds": result.seconds,
             "rows": result.rows,
         }
-        write_text(self.directory / f"{run.key}.json", json.dumps(content))
+        write_bytes(self.directory / f"{run.key}.json", json.dumps(content).encode())

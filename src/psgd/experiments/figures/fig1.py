@@ -20,7 +20,7 @@ BEFORE, AFTER = "before", "after preconditioning"
 
 
 def eigenvalues(*, seed: int, device: str, H: list[list[float]], P: list[list[float]]) -> Iterator[Row]:
-    """A row for each direction: the eigenvalue, its sign and the gradient along it."""
+    """A row for each eigenvalue of PH."""
     found = preconditioned_eigenvalues(torch.tensor(P, dtype=torch.float64), torch.tensor(H, dtype=torch.float64))
     for index, value in enumerate(found.tolist()):
         yield {"direction": index, "eigenvalue": value}
@@ -73,8 +73,8 @@ FIGURE = Figure(
     title="A preconditioner keeps the geometry",
     about="Gradient vectors of the quadratic function −(0.75 θ₁² + 2.5 θ₁θ₂ + 0.75 θ₂²), which has a saddle at zero, "
     "and the same vectors after the preconditioner [1.25, −0.75; −0.75, 1.25]. The saddle stays a saddle, and both of "
-    "its directions become equally steep. The paper's caption gives the eigenvalues before as 0.5 and −2; those of the "
-    "Hessian of this function are twice as large.",
+    "its directions become equally steep. The paper's caption gives the eigenvalues before as 0.5 along the diagonal "
+    "and −2 along the anti-diagonal; those of the Hessian of this function are −4 and 1.",
     quick={"seeds": 1},
     full={"seeds": 1},
     runs=runs,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from math import isfinite
 from statistics import fmean
 
@@ -20,27 +21,38 @@ from ..run import Result, Results, Row, Run
 from ..training import CRITERIA, averaged, label, losses
 
 EVERY = 100
-MAX_NORM = 1.0
 #: what the paper adjusts the step sizes for
 FLOOR = 0.027
 NEWTON = "estimated Hessian (Proposition 2), step size 0.01"
-SETTINGS = {
-    label("SGD", 0.02): ("SGD", 0.02),
-    label("c1", 0.02): ("c1", 0.02),
-    label("c2", 0.01): ("c2", 0.01),
-    label("c2", 0.02): ("c2", 0.02),
-    label("c3", 0.02): ("c3", 0.02),
-    NEWTON: ("Newton", 0.01),
+#: method, step size, and the largest length of a preconditioned gradient where one is needed
+SETTINGS: dict[str, tuple[str, float, float | None]] = {
+    label("SGD", 0.02): ("SGD", 0.02, None),
+    label("c1", 0.02): ("c1", 0.02, 1.0),
+    label("c2", 0.01): ("c2", 0.01, None),
+    label("c2", 0.02): ("c2", 0.02, None),
+    label("c3", 0.02): ("c3", 0.02, None),
+    NEWTON: ("Newton", 0.01, 1.0),
 }
+#: weight of a mini-batch in the estimated Hessian
+FORGET = 0.01
 SGD, C1, C2, C2_LARGER, C3, _ = SETTINGS
 
 
-def train(*, seed: int, device: str, method: str, lr: float, max_norm: float, iterations: int) -> Iterator[Row]:
+def train(
+    *,
+    seed: int,
+    device: str,
+    method: str,
+    lr: float,
+    iterations: int,
+    max_norm: float | None = None,
+    forget: float = 0.0,
+) -> Iterator[Row]:
     """A row with the loss and the interference for every 100 mini-batches."""
     data = ((windows.to(device),) for (windows,) in equalizer.batches(torch.Generator().manual_seed(seed)))
     w = equalizer.start().to(device).requires_grad_()
     if method == "Newton":
-        steps = newton(w, data, lr, max_norm)
+        steps = newton(w, data, lr, max_norm or torch.inf, forget)
     else:
         sgd = torch.optim.SGD([w], lr)
         optimizer = (
@@ -53,9 +65,7 @@ def train(*, seed: int, device: str, method: str, lr: float, max_norm: float, it
         yield {**row, "ISI": equalizer.isi(w)}
 
 
-def newton(
-    w: Tensor, data: Iterator[tuple[Tensor]], lr: float, max_norm: float, forget: float = 0.01
-) -> Iterator[float]:
+def newton(w: Tensor, data: Iterator[tuple[Tensor]], lr: float, max_norm: float, forget: float) -> Iterator[float]:
     """Proposition 2: ``P = U |D|⁻¹ Uᵀ``, where ``U D Uᵀ`` is a running average of mini-batch Hessians."""
     H = torch.eye(len(w), dtype=w.dtype, device=w.device)
     for (windows,) in data:
@@ -72,18 +82,16 @@ def newton(
 def runs(size: Size, seed: int) -> list[Run]:
     iterations = size["iterations"]
     seconds = {"SGD": 1.7e-4, "Newton": 3e-4}
-    return [
-        Run(
-            "fig3",
-            name,
-            seed,
-            train,
-            {"method": method, "lr": lr, "max_norm": MAX_NORM, "iterations": iterations},
-            iterations // EVERY,
-            iterations * seconds.get(method, 1.4e-3),
-        )
-        for name, (method, lr) in SETTINGS.items()
-    ]
+    found = []
+    for name, (method, lr, max_norm) in SETTINGS.items():
+        settings = {"method": method, "lr": lr, "iterations": iterations}
+        if max_norm is not None:
+            settings["max_norm"] = max_norm
+        if method == "Newton":
+            settings["forget"] = FORGET
+        cost = iterations * seconds.get(method, 1.4e-3)
+        found.append(Run("fig3", name, seed, train, settings, iterations // EVERY, cost))
+    return found
 
 
 def draw(results: Results) -> Picture:
@@ -112,8 +120,7 @@ def _time_to(level: float, result: Result) -> float:
 def newton_fastest(newton: Result, *others: Result) -> Verdict:
     level = 0.1
     times = {result.label: _time_to(level, result) for result in (newton, *others)}
-    first = min(times.values())
-    holds = isfinite(first) and times[newton.label] == first
+    holds = times[newton.label] < min(time for name, time in times.items() if name != newton.label)
     return Verdict(holds, f"mini-batches to ISI {level}: " + ", ".join(f"{k} {v:g}" for k, v in times.items()))
 
 
@@ -121,25 +128,36 @@ def reaches_floor(c3: Result) -> Verdict:
     return Verdict(_steady(c3) < 0.035, f"ISI {_steady(c3):.4f}")
 
 
-def c2_no_help(c2: Result, sgd: Result) -> Verdict:
+def no_help(c2: Result, sgd: Result) -> Verdict:
     return Verdict(_steady(c2) >= _steady(sgd), f"ISI {_steady(c2):.3g}, SGD {_steady(sgd):.3g}")
 
 
 def diverges(result: Result) -> Verdict:
-    curve = result.column("ISI")
-    return Verdict(not isfinite(curve[-1]) or curve[-1] > 2 * curve[0], f"ISI {curve[-1]:.3g} at the end")
+    """By the loss: the interference does not see the scale of the taps."""
+    loss = result.last("loss")
+    text = f"loss {loss:.3g}, ISI {result.last('ISI'):.3g} at the end"
+    return Verdict(loss > 10 * equalizer.MODULUS**2, text)
 
 
-def accelerates(faster: Result, slower: Result) -> Verdict:
-    return Verdict(_steady(faster) < 0.8 * _steady(slower), f"ISI {_steady(faster):.3g}, SGD {_steady(slower):.3g}")
+def accelerates(faster: Result, sgd: Result) -> Verdict:
+    """An interference of 0.25 in less than 0.8 of the time."""
+    times = [_time_to(0.25, result) for result in (faster, sgd)]
+    holds = isfinite(times[0]) and times[0] < 0.8 * times[1]
+    return Verdict(holds, f"ISI 0.25 after {times[0]:g} mini-batches, SGD after {times[1]:g}")
+
+
+def _bumps(result: Result) -> float:
+    """The mean change from one point to the next, of the last twenty, relative to their mean."""
+    curve = result.column("ISI")[-20:]
+    return fmean([abs(b - a) for a, b in pairwise(curve)]) / fmean(curve)
 
 
 def slowest_and_bumpy(sgd: Result, c1: Result, c3: Result, newton: Result) -> Verdict:
-    """Slower than all that converge, above the floor, and less steady around its mean."""
-    curve = sgd.column("ISI")[-10:]
-    bumps = (max(curve) - min(curve)) / fmean(curve)
-    holds = _steady(sgd) > 1.5 * max(_steady(c1), _steady(c3), _steady(newton))
-    return Verdict(holds, f"ISI {_steady(sgd):.3g}, varying by {bumps:.0%}")
+    """The last to reach an interference of 0.25, above the floor at the end, and less steady than preconditioner 3."""
+    times = [_time_to(0.25, result) for result in (sgd, c1, c3, newton)]
+    holds = times[0] > max(times[1:]) and _steady(sgd) > 1.2 * FLOOR and _bumps(sgd) > _bumps(c3)
+    varying = f"varying by {_bumps(sgd):.0%} from point to point, preconditioner 3 by {_bumps(c3):.0%}"
+    return Verdict(holds, f"ISI {_steady(sgd):.3g}, {varying}")
 
 
 FIGURE = Figure(
@@ -147,10 +165,11 @@ FIGURE = Figure(
     title="Blind equalization",
     about="An equalizer of 21 taps learns to undo a channel from the constant modulus of its outputs, 10 samples in a "
     "mini-batch; the interference left between symbols over mini-batches. 21 taps cannot do better than 0.0256 at the "
-    "delay that this start leads to. The received signal is scaled to unit channel energy, and the length of all "
-    "preconditioned gradients is limited to 1, without which preconditioner 1 and the estimated Hessian diverge.",
+    "delay that this start leads to. The received signal is scaled to unit channel energy. The length of the "
+    "preconditioned gradient is limited to 1 for preconditioner 1, which diverged without at step sizes from 0.001 to "
+    "0.02, and for the estimated Hessian, whose first steps otherwise lead to other delays.",
     quick={"iterations": 10_000, "seeds": 2},
-    full={"iterations": 10_000, "seeds": 5},
+    full={"iterations": 20_000, "seeds": 5},
     runs=runs,
     draw=draw,
     claims=(
@@ -168,17 +187,16 @@ FIGURE = Figure(
         ),
         Claim("c3_accelerates", "Preconditioner 3 converges faster than SGD.", (C3, SGD), accelerates),
         Claim("c1_accelerates", "Preconditioner 1 accelerates the convergence.", (C1, SGD), accelerates),
-        Claim("c2_no_help", "Preconditioner 2 with step size 0.01 does not improve on SGD.", (C2, SGD), c2_no_help),
+        Claim("c2_no_help", "Preconditioner 2 with step size 0.01 does not improve on SGD.", (C2, SGD), no_help),
         Claim(
             "c2_diverges",
             "Preconditioner 2 with the larger step size 0.02 diverges.",
             (C2_LARGER,),
             diverges,
-            note="Here it converges, as slowly as with step size 0.01; without a limit on the norm it diverges at 0.1.",
         ),
         Claim(
             "sgd_slowest",
-            "SGD is the slowest of those that converge, and stays above an interference of 0.027.",
+            "SGD converges slowest, and its interference stays bumpy and above 0.027.",
             (SGD, C1, C3, NEWTON),
             slowest_and_bumpy,
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from math import log
 
 from matplotlib.figure import Figure as Picture
 
@@ -94,8 +95,9 @@ def no_better(result: Result, sgd: Result) -> Verdict:
     return Verdict(_end(result) >= 0.95 * _end(sgd), compare(result, sgd))
 
 
-def worse(larger: Result, sgd: Result) -> Verdict:
-    return Verdict(_end(larger) > 1.5 * _end(sgd), compare(larger, sgd))
+def diverges(larger: Result) -> Verdict:
+    """It ends worse than a guess."""
+    return Verdict(_end(larger) > log(2), compare(larger))
 
 
 def fast_start_inferior_end(rmsprop: Result, sgd: Result) -> Verdict:
@@ -110,7 +112,7 @@ FIGURE = Figure(
     title="Learning the zebra stripes",
     about="A network with 100 hidden tanh nodes, 401 parameters, learns the pattern of Figure 4 by cross entropy from "
     "mini-batches of 100 fresh points; each point is the mean loss of 100 mini-batches. The preconditioner is dense, "
-    "401 × 401.",
+    "401 × 401. The step sizes are ours: those of SGD are the best found, a smaller and a larger one.",
     quick={"iterations": 8_000, "seeds": 1},
     full={"iterations": 10_000, "seeds": 5},
     runs=runs,
@@ -120,7 +122,7 @@ FIGURE = Figure(
         Claim("c1_accelerates", "Preconditioner 1 learns much faster than SGD.", (C1, SGD), well_below),
         Claim("c3_best", "Preconditioner 3 performs far better than preconditioner 1.", (C3, C1), best),
         Claim("c2_no_help", "Preconditioner 2 does not speed up the convergence.", (C2, SGD), no_better),
-        Claim("sgd_larger_diverges", "A larger step size makes SGD diverge.", (SGD_LARGER, SGD), worse),
+        Claim("sgd_larger_diverges", "A larger step size makes SGD diverge.", (SGD_LARGER,), diverges),
         Claim(
             "rmsprop_inferior",
             "RMSProp is faster at first, but ends at a worse solution than SGD.",

@@ -41,9 +41,10 @@ FIGURE = Figure(
     name="fig7",
     title="MNIST, linear classifier",
     about="Logistic regression on handwritten digits, a convex problem: mean training loss and test error at every "
-    "tenth of an epoch. The preconditioner is the Kronecker product of one for 785 inputs and one for 10 outputs.",
+    "tenth of an epoch. The preconditioner is the Kronecker product of one for 785 inputs and one for 10 outputs. In "
+    "float32.",
     quick={"epochs": 4, "short_epochs": 1, "update_every": 1, "seeds": 1, "baseline_seeds": 1},
-    full={"epochs": 4, "short_epochs": 4, "update_every": 1, "seeds": 5, "baseline_seeds": 1},
+    full={"epochs": 4, "short_epochs": 4, "update_every": 1, "seeds": 5, "baseline_seeds": 2},
     runs=classifiers.runs_of("fig7", 0.02, (SMALL_SGD, SGD, SMALL_C3, C3), hidden=[], loss="cross entropy"),
     draw=classifiers.draw_of("cross entropy", (0.2, 3), (0.07, 0.5)),
     claims=(
@@ -51,7 +52,7 @@ FIGURE = Figure(
         Claim(
             "c2_slow",
             "Preconditioner 2 with step size 0.01 converges slowly.",
-            (SMALL_C2, SGD, SMALL_C1, C2, SMALL_C3, C3),
+            (SMALL_C2, *GOOD),
             slow,
         ),
         Claim("others_reasonable", "All other settings perform reasonably well.", GOOD, reasonable),
@@ -64,7 +65,7 @@ FIGURE = Figure(
         Claim(
             "c3_best",
             "Preconditioner 3 with step size 0.01 performs best.",
-            (SMALL_C3, SMALL_SGD, SGD, C3),
+            (SMALL_C3, SMALL_SGD, SGD, SMALL_C1, SMALL_C2, C2, C3),
             best,
         ),
     ),

@@ -6,21 +6,24 @@ from ..claim import Claim, Verdict
 from ..figure import Figure
 from ..run import Result
 from . import classifiers
-from .classifiers import C1, C2, C3, SGD, SMALL_C1, SMALL_C2, SMALL_SGD
+from .classifiers import C1, C2, C3, RIVALS, SGD, SMALL_C1, SMALL_C2, SMALL_SGD
 
 REGULARIZED = "preconditioner 3, step size 0.05, regularised"
 
 
 def regularization_helps(regularized: Result, c3: Result) -> Verdict:
-    ends = [classifiers.settled_error(result) for result in (regularized, c3)]
-    return Verdict(ends[0] < ends[1], f"test error {ends[0]:.4f} against {ends[1]:.4f}")
+    """At its end the regularised run is better than the other ever was, and about as good as it ever was itself."""
+    end, best = classifiers.settled_error(regularized), classifiers.best_settled(regularized)[0]
+    other = classifiers.best_settled(c3)[0]
+    text = f"test error {end:.4f} at the end, {best:.4f} at best; without regularisation {other:.4f} at best"
+    return Verdict(end < other and end <= 1.1 * best, text)
 
 
 FIGURE = Figure(
     name="fig8",
     title="MNIST, 300 hidden nodes",
     about="A two-layer tanh network on handwritten digits by cross entropy: mean training loss and test error at every "
-    "tenth of an epoch; and the same with 1e-4 θᵀθ added to the loss, which is in its training loss.",
+    "tenth of an epoch; and the same with 1e-4 θᵀθ added to the loss, which is in its training loss. In float32.",
     quick={
         "epochs": 2.5,
         "short_epochs": 0.5,
@@ -58,7 +61,7 @@ FIGURE = Figure(
         Claim(
             "c3_trains_best",
             "Preconditioner 3 is best on the training data.",
-            (C3, SMALL_SGD, SGD),
+            (C3, *RIVALS),
             classifiers.lowest_training_loss,
         ),
         Claim(
@@ -70,7 +73,7 @@ FIGURE = Figure(
         Claim(
             "c3_tests_best",
             "Preconditioner 3 has the best test error of all.",
-            (C3, SMALL_SGD, SGD),
+            (C3, *RIVALS),
             classifiers.lowest_error,
         ),
         Claim(

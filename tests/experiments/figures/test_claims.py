@@ -1,0 +1,98 @@
+"""Claims on curves made up for them: what decides, and what must not."""
+
+from __future__ import annotations
+
+import pytest
+
+from psgd.experiments.figures import classifiers, complexity, fig2, fig3, fig6
+from psgd.experiments.hessians import SCENARIOS
+from psgd.experiments.run import Result
+from tests.experiments.runs import result
+
+
+def digits(errors: list[float], losses: list[float], label: str = "a") -> Result:
+    epochs = [(k + 1) / 10 for k in range(len(errors))]
+    return result(label, epoch=epochs, error=errors, loss=losses)
+
+
+FALLING = [1 / (k + 1) for k in range(20)]
+BEST_HALF_WAY = [0.05] * 8 + [0.02] * 4 + [0.03] * 8
+
+
+class TestClassifiers:
+    @pytest.mark.parametrize("errors", [BEST_HALF_WAY, [0.02] * 20, [0.05] * 10 + [0.02] * 10])
+    def test_a_curve_overfits_or_it_does_not(self, errors):
+        curve, sgd = digits(errors, FALLING), digits(errors, [1.0] * 20)
+        assert classifiers.overfits(curve).holds != classifiers.no_overfitting(curve, sgd).holds
+        assert classifiers.overfits(curve).holds == (errors is BEST_HALF_WAY)
+
+    def test_one_bad_point_is_not_overfitting(self):
+        assert not classifiers.overfits(digits([0.02] * 19 + [0.022], FALLING)).holds
+
+    def test_who_does_not_fit_cannot_overfit(self):
+        idle = digits([0.1] * 20, [1.0] * 20)
+        assert not classifiers.overfits(idle).holds
+        assert not classifiers.no_overfitting(idle, idle).holds
+
+    def test_a_rival_that_diverged_has_not_won(self):
+        c3 = digits([0.5] + [0.02] * 19, FALLING, "c3")
+        poor = digits([0.2] * 20, FALLING, "poor")
+        gone = digits([0.3], [float("inf")], "gone")
+        assert classifiers.perform_poorly(c3, poor, gone).holds
+        assert not classifiers.perform_poorly(c3, digits([0.025] * 20, FALLING, "good"), gone).holds
+
+    def test_rivals_are_compared_as_far_as_all_were_trained(self):
+        c3 = digits([0.1] * 10 + [0.02] * 10, FALLING, "c3")
+        short = digits([0.12] * 10, FALLING[:10], "short")
+        verdict = classifiers.perform_poorly(c3, short)
+        assert not verdict.holds
+        assert "after 1 epochs" in verdict.measured
+
+
+class TestFigure2:
+    def curve(self, values: dict[int, list[float]]) -> Result:
+        count = len(SCENARIOS)
+        columns = {f"{n}: mean |λ|": values.get(n, [1.0] * 10) for n in range(1, count + 1)}
+        return result("preconditioner 3", pairs=[float(k) for k in range(1, 11)], **columns)
+
+    def test_rates_are_similar_where_both_arrive(self):
+        soon, later = [1e-5] * 3 + [1.0] * 7, [1e5] * 5 + [1.0] * 5
+        assert fig2.similar_rates(self.curve({1: soon, 2: later})).holds
+        assert not fig2.similar_rates(self.curve({1: soon, 2: [1e5] * 9 + [1.0]})).holds
+
+    def test_they_are_not_where_nothing_arrives(self):
+        frozen = {n: [1e-5] * 10 for n in range(1, 9)}
+        assert not fig2.similar_rates(self.curve(frozen)).holds
+
+
+class TestFigure3:
+    def test_divergence_is_seen_by_the_loss(self):
+        """The interference is the same for all scales of the taps."""
+        assert fig3.diverges(result(iteration=[100], loss=[1e255], ISI=[5.4])).holds
+        assert fig3.diverges(result(iteration=[100], loss=[float("nan")], ISI=[5.4])).holds
+        assert not fig3.diverges(result(iteration=[100], loss=[0.2], ISI=[5.4])).holds
+
+    def test_nothing_is_accelerated_that_does_not_arrive(self):
+        stuck = result(iteration=[100.0 * k for k in range(20)], ISI=[1.0] * 20)
+        assert not fig3.accelerates(stuck, stuck).holds
+
+
+def test_the_share_of_solved_seeds_decides():
+    solved = result("a", iteration=[100, 200], loss=[0.1, 0.009])
+    stuck = result("a", iteration=[100, 200], loss=[0.17, 0.17])
+    check = fig6.solved_share(0.9)
+    assert check([solved] * 9 + [stuck]).holds
+    assert not check([solved] * 8 + [stuck] * 2).holds
+    assert check([stuck]).measured == "0 of 1 seeds solved"
+
+
+def test_the_time_of_an_update_is_what_gradients_and_steps_leave():
+    times = {"gradient": 1.0, "SGD": 1.5, "PSGD, no update": 2.0}
+    times |= {f"PSGD, update every {k}": 2.0 + (1 + 7) / k for k in (1, 2, 5, 10)}
+    measured = result(**{name: [seconds] for name, seconds in times.items()})
+    assert complexity.update_share(measured) == pytest.approx(7 / 10)
+    assert complexity.update_share(measured, 10) == pytest.approx(0.7 / 2.8)
+    assert complexity.relative(measured) == pytest.approx(10 / 1.5)
+    assert not complexity.doubles(measured).holds
+    assert not complexity.gradients_dominate(measured).holds
+    assert complexity.cheap_when_rare(measured).holds

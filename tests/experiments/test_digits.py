@@ -71,6 +71,10 @@ class TestTrain:
         plain, changed = (next(digits.train(**settings(**options))) for options in ({}, change))
         assert plain["loss"] != changed["loss"]
 
+    def test_the_norm_can_be_limited(self):
+        free, limited = (next(digits.train(**settings(method="c3", update_every=60, max_norm=m))) for m in (None, 0.1))
+        assert free["loss"] < limited["loss"]
+
     def test_updates_can_be_rare(self):
         often, rarely = (next(digits.train(**settings(method="c3", update_every=k))) for k in (10, 30))
         assert often["loss"] != rarely["loss"]

@@ -88,12 +88,14 @@ def train(
     epochs: float,
     regularization: float = 0.0,
     update_every: int = 1,
+    max_norm: float | None = None,
 ) -> Iterator[Row]:
     """A row with training loss and test error for each tenth of an epoch."""
     images, labels, test_images, test_labels = _tensors(data, device)
     generator = torch.Generator().manual_seed(seed)
     model = network(hidden, generator).to(device)
-    optimizer = training.optimizer(method, model, lr, seed=seed, blocks=Affine(), update_every=update_every)
+    options = {"blocks": Affine(), "update_every": update_every, "max_norm": max_norm}
+    optimizer = training.optimizer(method, model, lr, seed=seed, **options)
 
     def cost(x: Tensor, y: Tensor) -> Tensor:
         value = LOSSES[loss](model(x), y)

@@ -26,7 +26,12 @@ RIVALS = (SMALL_SGD, SGD, SMALL_C1, C1, SMALL_C2, C2)
 
 
 def runs_of(
-    figure: str, seconds: float, followed: Sequence[str], extra: dict[str, dict[str, Any]] | None = None, **model: Any
+    figure: str,
+    seconds: float,
+    followed: Sequence[str],
+    extra: dict[str, dict[str, Any]] | None = None,
+    max_norm: float | None = None,
+    **model: Any,
 ) -> Callable[[Size, int], list[Run]]:
     """The eight settings, and extra ones, for a model.
 
@@ -37,6 +42,7 @@ def runs_of(
         seconds: about how long a step with an update takes
         followed: labels of the settings that are trained for all epochs
         extra: settings by label, for instance regularised ones
+        max_norm: largest length of preconditioned gradients, where one is needed
         model: layers and loss
     """
 
@@ -51,6 +57,10 @@ def runs_of(
             for name, (method, lr) in EIGHT.items()
             if seed < size["baseline_seeds"] or name in followed
         }
+        if max_norm is not None:
+            for options in settings.values():
+                if options["method"] != "SGD":
+                    options["max_norm"] = max_norm
         for name, options in (extra or {}).items():
             settings[name] = {
                 **options,
@@ -160,7 +170,7 @@ def overfits(result: Result) -> Verdict:
     """The test error ends worse than it was, by a tenth or more, while the training loss has fallen further."""
     best, epoch = best_settled(result)
     end, loss = settled_error(result), result.last("loss", 3)
-    before = min(row["loss"] for row in result.rows if row["epoch"] <= epoch)
+    before = cut(result, epoch).last("loss", 3)
     text = f"test error {best:.4f} after {epoch:g} epochs, {end:.4f} at the end; training loss {before:.3g}, {loss:.3g}"
     return Verdict(end > 1.1 * best and loss < before, text)
 

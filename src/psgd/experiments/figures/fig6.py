@@ -17,8 +17,8 @@ from ..run import Result, Results, Run
 from ..training import label
 
 SOLVED = 0.01
-#: the loss of a network that always answers zero is 0.167
-PLATEAU = 0.15
+#: under it a run converges, solved or not; a network that always answers zero has a loss of 0.167
+CONVERGING = 0.1
 PAPER = {"lr": 0.1, "precond_lr": 0.01, "max_norm": 1.0}
 OURS = "preconditioner 3, recommended settings"
 SGD, C1, C2, C3 = (label(method, PAPER["lr"]) for method in ("SGD", "c1", "c2", "c3"))
@@ -68,7 +68,7 @@ def draw(results: Results) -> Picture:
     seeds.spines[["top", "right"]].set_visible(False)
     for panel in (typical, seeds):
         panel.set_yscale("log")
-        panel.set_ylim(2e-4, 1)
+        panel.set_ylim(5e-3, 0.5)
         panel.axhline(SOLVED, color="grey", linewidth=0.6)
         panel.set_xlabel("mini-batches")
     return picture
@@ -80,11 +80,11 @@ def _lowest(result: Result) -> float:
 
 def only_c3(c3: Result, *others: Result) -> Verdict:
     text = ", ".join(f"{result.label}: {_lowest(result):.3g}" for result in (c3, *others))
-    return Verdict(_lowest(c3) < PLATEAU / 2 and min(map(_lowest, others)) > PLATEAU / 2, f"lowest loss {text}")
+    return Verdict(_lowest(c3) < CONVERGING <= min(map(_lowest, others)), f"lowest loss {text}")
 
 
-def stays(result: Result) -> Verdict:
-    return Verdict(_lowest(result) > PLATEAU, f"lowest loss {_lowest(result):.3g}")
+def does_not_converge(result: Result) -> Verdict:
+    return Verdict(_lowest(result) >= CONVERGING, f"lowest loss {_lowest(result):.3g}")
 
 
 def solved_share(wanted: float) -> Callable[[Sequence[Result]], Verdict]:
@@ -93,7 +93,9 @@ def solved_share(wanted: float) -> Callable[[Sequence[Result]], Verdict]:
         solved = [time for time in times if isfinite(time)]
         text = f"{len(solved)} of {len(times)} seeds solved"
         if solved:
-            text += f", after {min(solved):,} to {max(solved):,} mini-batches, in the median {median(solved):,.0f}"
+            text += (
+                f", after {min(solved):,.0f} to {max(solved):,.0f} mini-batches, in the median {median(solved):,.0f}"
+            )
         return Verdict(len(solved) >= wanted * len(times), text)
 
     return check
@@ -113,9 +115,9 @@ FIGURE = Figure(
     draw=draw,
     claims=(
         Claim("only_c3_converges", "Only preconditioner 3 converges.", (C3, SGD, C1, C2), only_c3),
-        Claim("sgd_fails", "SGD does not leave the plateau.", (SGD,), stays),
-        Claim("c1_fails", "Preconditioner 1 does not leave the plateau.", (C1,), stays),
-        Claim("c2_fails", "Preconditioner 2 does not leave the plateau.", (C2,), stays),
+        Claim("sgd_fails", "SGD does not converge.", (SGD,), does_not_converge),
+        Claim("c1_fails", "Preconditioner 1 does not converge.", (C1,), does_not_converge),
+        Claim("c2_fails", "Preconditioner 2 does not converge.", (C2,), does_not_converge),
         Claim(
             "c3_solves",
             "Preconditioner 3 with the paper's settings solves the problem.",

@@ -45,7 +45,7 @@ FIGURE = Figure(
     "float32.",
     quick={"epochs": 4, "short_epochs": 1, "update_every": 1, "seeds": 1, "baseline_seeds": 1},
     full={"epochs": 4, "short_epochs": 4, "update_every": 1, "seeds": 5, "baseline_seeds": 2},
-    runs=classifiers.runs_of("fig7", 0.02, (SMALL_SGD, SGD, SMALL_C3, C3), hidden=[], loss="cross entropy"),
+    runs=classifiers.runs_of("fig7", 0.01, (SMALL_SGD, SGD, SMALL_C3, C3), hidden=[], loss="cross entropy"),
     draw=classifiers.draw_of("cross entropy", (0.2, 3), (0.07, 0.5)),
     claims=(
         Claim("c1_diverges", "Preconditioner 1 with step size 0.1 diverges.", (C1,), diverges),

@@ -29,10 +29,12 @@ FIGURE = Figure(
     name="fig9",
     title="MNIST, 300 and 100 hidden nodes, hinge loss",
     about="A three-layer tanh network on handwritten digits by a smoothed multi-class hinge loss, which has no second "
-    "derivative everywhere: mean training loss and test error at every tenth of an epoch. In float32.",
+    "derivative everywhere: mean training loss and test error at every tenth of an epoch. In float32. The "
+    "length of preconditioned gradients is limited to 3: without a limit the first steps, while P is still about the "
+    "identity, saturated most of the first layer on 3 of 5 seeds, which then came to test errors of 0.029 to 0.032.",
     quick={"epochs": 2, "short_epochs": 0.5, "update_every": 1, "seeds": 1, "baseline_seeds": 1},
-    full={"epochs": 4, "short_epochs": 4, "update_every": 1, "seeds": 5, "baseline_seeds": 2},
-    runs=classifiers.runs_of("fig9", 0.07, (SMALL_SGD, SGD, C3), hidden=[300, 100], loss="hinge"),
+    full={"epochs": 4, "short_epochs": 4, "update_every": 1, "seeds": 5, "baseline_seeds": 1},
+    runs=classifiers.runs_of("fig9", 0.05, (SMALL_SGD, SGD, C3), max_norm=3.0, hidden=[300, 100], loss="hinge"),
     draw=classifiers.draw_of("hinge", (5e-3, 3), (0.015, 0.5)),
     claims=(
         Claim(

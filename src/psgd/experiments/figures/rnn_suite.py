@@ -78,7 +78,9 @@ def tables(results: Results) -> list[Table]:
         times = [time for time in map(solved_after, runs) if isfinite(time)]
         if not times:
             return f"not solved ({min(min(run.column('wrong')) for run in runs):.2g} wrong)"
-        return f"solved {len(times)} of {len(runs)}, {min(times):,}" + (f" to {max(times):,}" if len(times) > 1 else "")
+        return f"solved {len(times)} of {len(runs)}, {min(times):,.0f}" + (
+            f" to {max(times):,.0f}" if len(times) > 1 else ""
+        )
 
     rows = [[problem, *(cell(problem, optimizer) for optimizer in OPTIMIZERS)] for problem in PROBLEMS]
     return [

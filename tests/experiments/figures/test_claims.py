@@ -10,9 +10,9 @@ from psgd.experiments.run import Result
 from tests.experiments.runs import result
 
 
-def digits(errors: list[float], losses: list[float], label: str = "a") -> Result:
+def digits(errors: list[float], losses: list[float], label: str = "a", test_loss: float = 1.0) -> Result:
     epochs = [(k + 1) / 10 for k in range(len(errors))]
-    return result(label, epoch=epochs, error=errors, loss=losses)
+    return result(label, epoch=epochs, error=errors, loss=losses, **{"test loss": [test_loss] * len(errors)})
 
 
 FALLING = [1 / (k + 1) for k in range(20)]
@@ -30,7 +30,7 @@ class TestClassifiers:
         assert not classifiers.overfits(digits([0.02] * 19 + [0.022], FALLING)).holds
 
     def test_who_does_not_fit_cannot_overfit(self):
-        idle = digits([0.1] * 20, [1.0] * 20)
+        idle = digits(BEST_HALF_WAY, [1.0] * 20)
         assert not classifiers.overfits(idle).holds
         assert not classifiers.no_overfitting(idle, idle).holds
 

@@ -167,12 +167,13 @@ def best_settled(result: Result) -> tuple[float, float]:
 
 
 def overfits(result: Result) -> Verdict:
-    """The test error ends worse than it was, by a tenth or more, while the training loss has fallen further."""
+    """The test error ends worse than it was, by a tenth or more, and the loss is twice as large on the test data."""
     best, epoch = best_settled(result)
-    end, loss = settled_error(result), result.last("loss", 3)
-    before = cut(result, epoch).last("loss", 3)
-    text = f"test error {best:.4f} after {epoch:g} epochs, {end:.4f} at the end; training loss {before:.3g}, {loss:.3g}"
-    return Verdict(end > 1.1 * best and loss < before, text)
+    end, loss, test_loss = settled_error(result), result.last("loss", 3), result.last("test loss", 3)
+    text = (
+        f"test error {best:.4f} after {epoch:g} epochs, {end:.4f} at the end; there the loss is {loss:.3g} in training"
+    )
+    return Verdict(end > 1.1 * best and test_loss > 2 * loss, f"{text}, {test_loss:.3g} in the test")
 
 
 def no_overfitting(c3: Result, sgd: Result) -> Verdict:

@@ -10,12 +10,10 @@ from .classifiers import C1, C2, C3, RIVALS, SGD, SMALL_C1, SMALL_C2, SMALL_SGD
 
 
 def settles_early(c3: Result) -> Verdict:
-    """At 1.5 epochs the test error is within a quarter of the best it ever gets."""
-    early = min(row["error"] for row in c3.rows if row["epoch"] <= 1.5)
+    """The paper's best, slightly above 0.02, is there after 1.5 epochs."""
+    early = classifiers.best_error(classifiers.cut(c3, 1.5))
     best = classifiers.best_error(c3)
-    return Verdict(
-        early < 1.25 * best and early < 0.03, f"test error {early:.4f} within 1.5 epochs, {best:.4f} at best"
-    )
+    return Verdict(early < 0.025, f"test error {early:.4f} within 1.5 epochs, {best:.4f} at best")
 
 
 def accelerates(c3: Result, sgd: Result) -> Verdict:
@@ -53,7 +51,7 @@ FIGURE = Figure(
         Claim("c3_error", "The best test error is slightly above 0.02.", (C3,), classifiers.error_under(0.025)),
         Claim(
             "c3_settles_early",
-            "With a large step size the test error converges within about 1.5 epochs.",
+            "With a large step size the test error comes to slightly above 0.02 within about 1.5 epochs.",
             (C3,),
             settles_early,
         ),

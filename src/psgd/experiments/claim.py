@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any
 
 from .run import Results
@@ -62,6 +63,11 @@ class Claim:
             "note": self.note,
             "seeds": each,
         }
+
+
+def when(moment: float) -> str:
+    """A moment on a curve, in words; infinity is the moment of what does not happen."""
+    return f"{moment:g}" if isfinite(moment) else "never"
 
 
 def _summary(verdicts: Sequence[Verdict], agreeing: int) -> str:

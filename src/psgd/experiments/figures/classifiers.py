@@ -92,10 +92,11 @@ def draw_of(loss: str, losses: tuple[float, float], errors: tuple[float, float])
     """Training loss and test error, with the given limits of their logarithmic axes."""
 
     def draw(results: Results) -> Picture:
-        picture = Picture(figsize=(10, 4.5), layout="constrained")
+        picture = Picture(figsize=(10, 5), layout="constrained")
         left, right = picture.subplots(1, 2)
         plot(left, results[0], "epoch", "loss", legend=False)
-        plot(right, results[0], "epoch", "error")
+        plot(right, results[0], "epoch", "error", legend=False)
+        picture.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
         for panel, limits in ((left, losses), (right, errors)):
             panel.set_yscale("log")
             panel.set_ylim(*limits)

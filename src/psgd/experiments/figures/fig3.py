@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ... import PSGD, Dense
 from .. import equalizer
-from ..claim import Claim, Verdict
+from ..claim import Claim, Verdict, when
 from ..drawing import plot
 from ..figure import Figure, Size
 from ..run import Result, Results, Row, Run
@@ -121,7 +121,9 @@ def newton_fastest(newton: Result, *others: Result) -> Verdict:
     level = 0.1
     times = {result.label: _time_to(level, result) for result in (newton, *others)}
     holds = times[newton.label] < min(time for name, time in times.items() if name != newton.label)
-    return Verdict(holds, f"mini-batches to ISI {level}: " + ", ".join(f"{k} {v:g}" for k, v in times.items()))
+    return Verdict(
+        holds, f"mini-batches to ISI {level}: " + ", ".join(f"{name}: {when(time)}" for name, time in times.items())
+    )
 
 
 def reaches_floor(c3: Result) -> Verdict:
@@ -143,7 +145,7 @@ def accelerates(faster: Result, sgd: Result) -> Verdict:
     """An interference of 0.25 in less than 0.8 of the time."""
     times = [_time_to(0.25, result) for result in (faster, sgd)]
     holds = isfinite(times[0]) and times[0] < 0.8 * times[1]
-    return Verdict(holds, f"ISI 0.25 after {times[0]:g} mini-batches, SGD after {times[1]:g}")
+    return Verdict(holds, f"mini-batches to ISI 0.25: {when(times[0])}, SGD: {when(times[1])}")
 
 
 def _bumps(result: Result) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import isfinite
 
-from ..claim import Claim, Verdict
+from ..claim import Claim, Verdict, when
 from ..figure import Figure
 from ..run import Result
 from . import classifiers
@@ -23,7 +23,7 @@ def slow(c2: Result, *good: Result) -> Verdict:
     """Its loss takes longest to come down to 0.5."""
     times = {result.label: result.first_below("loss", 0.5, "epoch") for result in (c2, *good)}
     others = [time for name, time in times.items() if name != c2.label]
-    text = ", ".join(f"{name}: {time:g}" for name, time in times.items())
+    text = ", ".join(f"{name}: {when(time)}" for name, time in times.items())
     return Verdict(times[c2.label] > max(others), f"epochs to a loss of 0.5: {text}")
 
 

@@ -25,7 +25,7 @@ FIGURE = Figure(
     about="A two-layer tanh network on handwritten digits by cross entropy: mean training loss and test error at every "
     "tenth of an epoch; and the same with 1e-4 θᵀθ added to the loss, which is in its training loss. In float32.",
     quick={
-        "epochs": 2.5,
+        "epochs": 3.5,
         "short_epochs": 0.5,
         "update_every": 1,
         "regularized_epochs": 8,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..claim import Claim, Verdict
+from ..claim import Claim, Verdict, when
 from ..figure import Figure
 from ..run import Result
 from . import classifiers
@@ -20,7 +20,7 @@ def accelerates(c3: Result, sgd: Result) -> Verdict:
     """Preconditioner 3 reaches SGD's last training loss in less than half the time."""
     level = sgd.last("loss", 3)
     time, whole = c3.first_below("loss", level, "epoch"), sgd.column("epoch")[-1]
-    return Verdict(time < whole / 2, f"a loss of {level:.3g} after {time:g} epochs, where SGD needs {whole:g}")
+    return Verdict(time < whole / 2, f"epochs to a loss of {level:.3g}: {when(time)}, SGD: {when(whole)}")
 
 
 FIGURE = Figure(

@@ -38,13 +38,13 @@ class TestClassifiers:
         c3 = digits([0.5] + [0.02] * 19, FALLING, "c3")
         poor = digits([0.2] * 20, FALLING, "poor")
         gone = digits([0.3], [float("inf")], "gone")
-        assert classifiers.perform_poorly(c3, poor, gone).holds
-        assert not classifiers.perform_poorly(c3, digits([0.025] * 20, FALLING, "good"), gone).holds
+        assert classifiers.perform_poorly(poor, gone, c3).holds
+        assert not classifiers.perform_poorly(digits([0.025] * 20, FALLING, "good"), gone, c3).holds
 
     def test_rivals_are_compared_as_far_as_all_were_trained(self):
         c3 = digits([0.1] * 10 + [0.02] * 10, FALLING, "c3")
         short = digits([0.12] * 10, FALLING[:10], "short")
-        verdict = classifiers.perform_poorly(c3, short)
+        verdict = classifiers.perform_poorly(short, c3)
         assert not verdict.holds
         assert "after 1 epochs" in verdict.measured
 

@@ -38,7 +38,7 @@ FIGURE = Figure(
         Claim(
             "c1_c2_poor",
             "Preconditioners 1 and 2 perform poorly.",
-            (C3, SMALL_C1, C1, SMALL_C2, C2),
+            (SMALL_C1, C1, SMALL_C2, C2, C3),
             classifiers.perform_poorly,
         ),
         Claim("c3_accelerates", "Preconditioner 3 considerably accelerates the convergence.", (C3, SGD), accelerates),

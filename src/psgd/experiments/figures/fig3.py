@@ -54,12 +54,9 @@ def train(
     if method == "Newton":
         steps = newton(w, data, lr, max_norm or torch.inf, forget)
     else:
-        sgd = torch.optim.SGD([w], lr)
-        optimizer = (
-            sgd
-            if method == "SGD"
-            else PSGD([w], lr, preconditioner=Dense(), criterion=CRITERIA[method], max_norm=max_norm, seed=seed)
-        )
+        optimizer: torch.optim.Optimizer = torch.optim.SGD([w], lr)
+        if method in CRITERIA:
+            optimizer = PSGD([w], lr, preconditioner=Dense(), criterion=CRITERIA[method], max_norm=max_norm, seed=seed)
         steps = losses(optimizer, partial(equalizer.loss, w), data)
     for row in averaged(steps, iterations, EVERY):
         yield {**row, "ISI": equalizer.isi(w)}

@@ -117,7 +117,13 @@ FIGURE = Figure(
         Claim("only_c3_converges", "Only preconditioner 3 converges.", (C3, SGD, C1, C2), only_c3),
         Claim("sgd_fails", "SGD does not converge.", (SGD,), does_not_converge),
         Claim("c1_fails", "Preconditioner 1 does not converge.", (C1,), does_not_converge),
-        Claim("c2_fails", "Preconditioner 2 does not converge.", (C2,), does_not_converge),
+        Claim(
+            "c2_fails",
+            "Preconditioner 2 does not converge.",
+            (C2,),
+            does_not_converge,
+            note="The level of 0.1 was set after a first look: one seed comes down to 0.1496 in 3,000 mini-batches.",
+        ),
         Claim(
             "c3_solves",
             "Preconditioner 3 with the paper's settings solves the problem.",

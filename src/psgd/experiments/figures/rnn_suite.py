@@ -100,6 +100,7 @@ def solves_all(*results: Result) -> Verdict:
 
 def solves_more_than(other: str) -> Callable[..., Verdict]:
     def check(*results: Result) -> Verdict:
+        """Given PSGD's results, then those of the other."""
         half = len(results) // 2
         ours, theirs = count(results[:half]), count(results[half:])
         return Verdict(ours > theirs, f"{ours} problems against {theirs} by {other}")
@@ -127,7 +128,7 @@ FIGURE = Figure(
         *(
             Claim(
                 f"more_than_{other.lower()}",
-                f"Preconditioned SGD solves problems on which {other} fails.",
+                f"Preconditioned SGD solves more of the problems than {other}.",
                 [*OURS, *(_label(problem, other) for problem in PROBLEMS)],
                 solves_more_than(other),
                 source="paper" if other == "SGD" else "ours",

@@ -28,9 +28,9 @@ FIGURE = Figure(
     title="MNIST, 300 and 100 hidden nodes, hinge loss",
     about="A three-layer tanh network on handwritten digits by a smoothed multi-class hinge loss, which has no second "
     "derivative everywhere: mean training loss and test error at every tenth of an epoch. In float32. The "
-    "length of preconditioned gradients is limited to 3: without a limit 3 of 5 seeds only came to test errors of 0.029 "
-    "to 0.032; on the one that was looked into, the first steps, while P is still about the identity, had saturated 250 "
-    "of 300 nodes. The limit was chosen out of 1 and 3 by that seed.",
+    "length of preconditioned gradients is limited to 3: without a limit 3 of 5 seeds only came to test errors of "
+    "0.029 to 0.032; on the one that was looked into, the first steps, while P is still about the identity, had "
+    "saturated 250 of 300 nodes. The limit was chosen out of 1 and 3 by that seed.",
     quick={"epochs": 2, "short_epochs": 0.5, "update_every": 1, "seeds": 1, "baseline_seeds": 1},
     full={"epochs": 4, "short_epochs": 4, "update_every": 1, "seeds": 5, "baseline_seeds": 1},
     runs=classifiers.runs_of("fig9", 0.05, (SMALL_SGD, SGD, C3), max_norm=3.0, hidden=[300, 100], loss="hinge"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from matplotlib.image import imread
 
 from psgd.experiments.figure import Figure, read
@@ -33,11 +34,15 @@ TINY: dict[str, dict[str, Any]] = {
 EACH = pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
 
 
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
 @pytest.mark.usefixtures("small_digits")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CUDA)])
 @EACH
-def test_every_figure_runs_is_drawn_and_judged(figure: Figure, tmp_path: Path):
+def test_every_figure_runs_is_drawn_and_judged(figure: Figure, device: str, tmp_path: Path):
     order = Order(figure, TINY[figure.name], "quick")
-    *_, event = reproduce([order], tmp_path, jobs=1, device="cpu")
+    *_, event = reproduce([order], tmp_path, jobs=1, device=device)
     assert isinstance(event, Written)
     assert len(event.summary["claims"]) == len(figure.claims)
     for claim in event.summary["claims"]:

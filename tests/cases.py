@@ -18,12 +18,14 @@ from psgd import (
     HessianVector,
     Kronecker,
     LimitedMemory,
+    LowRank,
     MaxAbs,
     MaxDiag,
     Spectral,
     Whitening,
 )
-from psgd.groups import Group, Structure
+from psgd.groups import Factor, Group, Structure
+from psgd.groups.low_rank import LowRankFactor
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Case:
             for name, buffer in factor.buffers().items():
                 if name == "full" or name == "Q11":
                     buffer.copy_(noise[:, : buffer.shape[1], : buffer.shape[2]].triu(1))
-                elif name == "Q12":
+                elif name in ("Q12", "U", "V"):
                     buffer.copy_(noise[:, : buffer.shape[1], : buffer.shape[2]])
             factor.set_diagonal_(torch.rand(batch, n, generator=generator, dtype=dtype) + 0.5)
         return group
@@ -54,6 +56,8 @@ class Case:
         return torch.randn(count, batch, *self.shape, generator=generator, dtype=dtype)
 
 
+#: the paper's Kronecker factors; inverse-free ones have laws of their own in test_inverse_free.py
+TRIANGULAR = Kronecker(inverse_free=False)
 CASES = [
     Case(Dense(), (5,)),
     Case(Dense(), (2, 3)),
@@ -61,28 +65,42 @@ CASES = [
     Case(LimitedMemory(2), (7,)),
     Case(LimitedMemory(3), (3, 4)),
     Case(LimitedMemory(9), (4,)),
+    Case(LowRank(1), (7,)),
+    Case(LowRank(2), (2, 3)),
+    Case(LowRank(3), (150,)),
+    Case(LowRank(4), (5,)),
     Case(Diagonal(), (6,)),
     Case(Diagonal(), (2, 3)),
-    Case(Kronecker(), (1,)),
-    Case(Kronecker(), (6,)),
-    Case(Kronecker(), (4, 3)),
-    Case(Kronecker(), (1, 5, 1)),
-    Case(Kronecker(), (2, 3, 4)),
-    Case(Kronecker(), (2, 2, 3, 2)),
-    Case(Kronecker(max_dense=3), (5, 3)),
-    Case(Kronecker(max_dense=0), (3, 4)),
-    Case(Kronecker(), (290, 2)),
+    Case(TRIANGULAR, (1,)),
+    Case(TRIANGULAR, (6,)),
+    Case(TRIANGULAR, (4, 3)),
+    Case(TRIANGULAR, (1, 5, 1)),
+    Case(TRIANGULAR, (2, 3, 4)),
+    Case(TRIANGULAR, (2, 2, 3, 2)),
+    Case(Kronecker(max_dense=3, inverse_free=False), (5, 3)),
+    Case(Kronecker(max_dense=0, inverse_free=False), (3, 4)),
+    Case(TRIANGULAR, (290, 2)),
 ]
+#: those whose elements are one group; LowRank moves within three, and has laws of its own in test_low_rank.py
+GROUPS = [c for c in CASES if not any(isinstance(factor, LowRankFactor) for factor in c.group().factors)]
 CRITERIA = [psgd.c1, psgd.c2, psgd.c3]
 NORMALIZATIONS = [MaxAbs(), MaxDiag(), Spectral()]
-STRUCTURES = [Dense(), LimitedMemory(3), Diagonal(), Kronecker(), Kronecker(max_dense=4)]
+STRUCTURES = [Dense(), LimitedMemory(3), LowRank(2), Diagonal(), TRIANGULAR, Kronecker(), Kronecker(max_dense=4)]
 PROBES = [FiniteDifference(), HessianVector(), Whitening()]
 
 cases = pytest.mark.parametrize("case", CASES, ids=str)
+groups = pytest.mark.parametrize("case", GROUPS, ids=str)
 criteria = pytest.mark.parametrize("criterion", CRITERIA, ids=lambda c: c.__name__)
 normalizations = pytest.mark.parametrize("normalize", NORMALIZATIONS, ids=str)
 structures = pytest.mark.parametrize("structure", STRUCTURES, ids=str)
 probes = pytest.mark.parametrize("probe", PROBES, ids=lambda p: type(p).__name__)
+
+
+def scale_(factor: Factor, by: float) -> None:
+    """``Q ← by · Q``"""
+    buffers = factor.buffers()
+    for name in ["diag"] if isinstance(factor, LowRankFactor) else buffers:
+        buffers[name].mul_(by)
 
 
 def small_model(dtype: torch.dtype = torch.float32, dropout: float = 0.0, seed: int = 0) -> nn.Module:

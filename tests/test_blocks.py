@@ -68,7 +68,7 @@ def test_the_recurrent_network_of_the_paper():
     model = Cell()
     optimizer = PSGD(Affine.groups(model), blocks=Affine())
     assert [stack.blocks[0].shape for stack in optimizer.stacks] == [(50, 53), (1, 51)]
-    assert [stack.group.describe() for stack in optimizer.stacks] == ["dense 50 ⊗ dense 53", "dense 51"]
+    assert [stack.group.describe() for stack in optimizer.stacks] == ["symmetric 50 ⊗ symmetric 53", "symmetric 51"]
     assert sum(p.numel() for p in model.parameters()) == 2701
 
 

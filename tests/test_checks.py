@@ -19,6 +19,7 @@ from psgd import (
     Joint,
     Kronecker,
     LimitedMemory,
+    LowRank,
     MaxAbs,
     Whitening,
 )
@@ -101,6 +102,9 @@ def test_choices(options, message):
         (lambda: Kronecker(max_dense=-1), "max_dense=-1: Kronecker wants"),
         (lambda: Kronecker(max_dense=1.5), "max_dense=1.5: Kronecker wants"),
         (lambda: LimitedMemory(0), "size=0: LimitedMemory wants"),
+        (lambda: LowRank(0), "rank=0: LowRank wants"),
+        (lambda: LowRank(2.0), "rank=2.0: LowRank wants"),
+        (lambda: LowRank(True), "rank=True: LowRank wants"),
         (lambda: FiniteDifference(std=0.0), "std=0.0: FiniteDifference wants"),
         (lambda: FiniteDifference(damping=-1.0), r"damping=-1.0: FiniteDifference wants"),
         (lambda: Whitening(damping=1.0), "damping=1.0: Whitening wants"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from psgd import Dense, Diagonal, Kronecker, LimitedMemory, MaxAbs, c1, c2, c3, closed_form, diagnostics
+from psgd import Dense, Diagonal, Kronecker, LimitedMemory, LowRank, MaxAbs, c1, c2, c3, closed_form, diagnostics
 from psgd.criteria import Criterion
 from psgd.groups import Structure
 
@@ -93,7 +93,7 @@ def test_fitting_converges_to_the_closed_form_with_noise(criterion):
     assert torch.linalg.matrix_norm(at_optimum) < 0.05 * torch.linalg.matrix_norm(beside)
 
 
-@pytest.mark.parametrize("structure", [LimitedMemory(10), Kronecker(), Dense()], ids=str)
+@pytest.mark.parametrize("structure", [LimitedMemory(10), LowRank(10), LowRank(1), Kronecker(), Dense()], ids=str)
 def test_every_structure_that_can_hold_the_optimum_finds_it(structure):
     H = random_hessian(4, 1.0, False, seed=5)
     found = diagnostics.properties(fit(H, c3, 8000, lr=0.05, structure=structure, anneal=True), H)
@@ -101,7 +101,7 @@ def test_every_structure_that_can_hold_the_optimum_finds_it(structure):
     assert found.eigenvalue_spread_gain > 5
 
 
-@pytest.mark.parametrize("structure", [LimitedMemory(2), Diagonal(), Kronecker(max_dense=2)], ids=str)
+@pytest.mark.parametrize("structure", [LimitedMemory(2), LowRank(1), Diagonal(), Kronecker(max_dense=2)], ids=str)
 def test_every_structure_finds_a_diagonal_optimum(structure):
     H = torch.diag(torch.tensor([0.2, -0.3, 2.0, 5.0, -10.0], dtype=torch.float64))
     P = fit(H, c3, 6000, lr=0.05, structure=structure, anneal=True)

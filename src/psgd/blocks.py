@@ -46,7 +46,7 @@ class Block:
 
     def unpack(self, block: Tensor) -> list[Tensor]:
         if len(self.views) == 1:
-            return [block.reshape(self.shapes[0])]
+            return [block if self.views[0] == self.shapes[0] else block.reshape(self.shapes[0])]
         parts = block.split([view[self.dim] for view in self.views], self.dim)
         return [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 

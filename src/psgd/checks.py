@@ -13,6 +13,8 @@ from .blocks import Block
 from .groups import Structure
 from .memory import available_bytes, readable
 
+Kind = tuple[torch.Size, torch.dtype, torch.device]
+
 
 def choice(name: str, value: Any, kind: type[Any]) -> Any:
     """``value``, an object of a class derived from ``kind``."""
@@ -27,6 +29,31 @@ def function(name: str, value: Any, right: str) -> Any:
     """``value``, a function; a class is one only by mistake."""
     if isinstance(value, type) or not callable(value):
         raise TypeError(f"{name}={value!r}: PSGD wants {right}")
+    return value
+
+
+def precision(value: Any, structure: Structure) -> Any:
+    """``value``, a dtype that ``Q`` may have, or None."""
+    if value is not None and value not in (torch.bfloat16, torch.float32, torch.float64):
+        raise ValueError(f"precond_dtype={value!r}: PSGD wants torch.bfloat16, torch.float32, torch.float64 or None")
+    if value == torch.bfloat16 and structure.inverts:
+        raise ValueError(
+            f"precond_dtype={value!r}: {structure!r} is inverted where it is fitted, which bfloat16 is too coarse for; "
+            "PSGD wants torch.float32 there, or Kronecker(inverse_free=True)"
+        )
+    return value
+
+
+def normalization(value: Any, structure: Structure) -> Any:
+    """``value``, a normalisation or None; structures that normalise in their own way leave no choice."""
+    if value is None:
+        return None
+    function("normalize", value, "MaxAbs(), MaxDiag(), Spectral() or None")
+    if structure.own_normalization:
+        raise ValueError(
+            f"normalize={value!r}: {structure!r} normalises its steps in its own way; PSGD wants None here, or "
+            "Kronecker(inverse_free=False)"
+        )
     return value
 
 
@@ -79,26 +106,21 @@ def fits_memory(structure: Structure, blocks: Iterable[tuple[Block, torch.dtype,
             )
 
 
-def gradients(
-    params: Sequence[Tensor], grads: Sequence[Tensor | None], name: Callable[[int], str]
-) -> dict[int, Tensor]:
-    """Gradients by position, without missing and empty ones."""
+def gradients(kinds: Sequence[Kind], grads: Sequence[Tensor | None], name: Callable[[int], str]) -> dict[int, Tensor]:
+    """Gradients by position, without missing and empty ones, for parameters of these kinds."""
     found = {}
-    for i, (p, grad) in enumerate(zip(params, grads, strict=True)):
-        if grad is None or p.numel() == 0:
+    for i, (of_parameter, grad) in enumerate(zip(kinds, grads, strict=True)):
+        if grad is None or 0 in of_parameter[0]:
             continue
         if grad.layout != torch.strided:
             raise ValueError(f"params: {name(i)} has a sparse gradient; PSGD wants dense ones")
-        if kind(grad) != kind(p):
+        if kind(grad) != of_parameter:
             raise ValueError(
-                f"params: {name(i)} is {describe(kind(p))} and its gradient {describe(kind(grad))}; "
+                f"params: {name(i)} is {describe(of_parameter)} and its gradient {describe(kind(grad))}; "
                 "PSGD wants them alike"
             )
         found[i] = grad
     return found
-
-
-Kind = tuple[torch.Size, torch.dtype, torch.device]
 
 
 def kind(t: Tensor) -> Kind:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -18,6 +18,8 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from . import __version__
+from .bench import BENCHMARKS, benchmark
+from .bench import peers as bench_peers
 from .experiments import demo as zebra_demo
 from .experiments import mnist, pool, progress
 from .experiments import report as html_report
@@ -117,7 +119,7 @@ def reproduce(
 
     A command that was stopped carries on where it was, when it is given again.
     """
-    names = _figure_names(figures or ["all"])
+    names = _names(figures or ["all"], FIGURES, "'FIGURE'")
     _check_device(device)
     console = Console()
     with _writing(out):
@@ -149,6 +151,52 @@ def report(directory: Annotated[Path, typer.Argument(metavar="DIR", help="What r
     print(_write_report(directory, "'DIR'"))
 
 
+@app.command()
+def bench(
+    benchmarks: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[BENCHMARK]...", help=f"{', '.join(BENCHMARKS)}, or all.", show_default="all"),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    peers: Annotated[
+        str | None,
+        typer.Option(help="Optimizers to compare with: names with commas, packages, all or none.", show_default="all"),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="For benchmarks that have several.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller, for a first look.")] = False,
+    limit: Annotated[float | None, typer.Option(min=1, help="Seconds for each measurement.")] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the results are written.")] = Path("bench"),
+) -> None:
+    """Measure what the optimizer costs and gains beside others: a table, a JSON file and a plot for each benchmark.
+
+    Every measurement has a process of its own and a time limit; what fails is reported.
+    """
+    wanted = [BENCHMARKS[name] for name in _names(benchmarks or ["all"], BENCHMARKS, "'BENCHMARK'")]
+    _check_device(device)
+    if peers is not None and not any(one.compares for one in wanted):
+        raise typer.BadParameter(f"{wanted[0].name} compares with no others", param_hint="'--peers'")
+    try:
+        chosen = bench_peers.chosen(peers or "all")
+    except bench_peers.UnknownPeerError as error:
+        raise typer.BadParameter(str(error), param_hint="'--peers'") from None
+    models = [name for one in wanted for name in one.models]
+    if model is not None and model not in models:
+        right = f"{model!r} is none of {', '.join(models)}" if models else f"{wanted[0].name} has no choice of models"
+        raise typer.BadParameter(right, param_hint="'--model'")
+    console = Console()
+    with _writing(out):
+        _try_writing(out)
+    for one in wanted:
+        plan = benchmark.Plan(
+            device, chosen if one.compares else (), model if model in one.models else None, quick, limit
+        )
+        outcomes = benchmark.run(one, plan, console)
+        benchmark.show(one, outcomes, console)
+        with _writing(out):
+            paths = benchmark.write(one, plan, outcomes, out)
+        console.print(f"Results: {', '.join(map(str, paths))}", highlight=False, soft_wrap=True)
+
+
 def _write_report(directory: Path, hint: str) -> Path:
     try:
         with _writing(directory, hint):
@@ -157,11 +205,11 @@ def _write_report(directory: Path, hint: str) -> Path:
         raise typer.BadParameter(str(error), param_hint=hint) from None
 
 
-def _figure_names(wanted: Sequence[str]) -> list[str]:
-    names = [name for word in wanted for name in (FIGURES if word == "all" else [word])]
+def _names(wanted: Sequence[str], known: Collection[str], hint: str) -> list[str]:
+    names = [name for word in wanted for name in (known if word == "all" else [word])]
     for name in names:
-        if name not in FIGURES:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(FIGURES)}, all", param_hint="'FIGURE'")
+        if name not in known:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}, all", param_hint=hint)
     return list(dict.fromkeys(names))
 
 

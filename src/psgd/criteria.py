@@ -1,7 +1,8 @@
 """The three criteria of the paper, each as a function from ``Q`` and a pair ``(δθ, δg)`` to a tangent.
 
-With ``a = Q δg`` and ``b = Q⁻ᵀ δθ`` the relative gradient of each criterion is ``∇E = 2 project(x yᵀ + y xᵀ)``, where
-``project`` keeps what the group of ``Q`` has. So a criterion only says what ``x`` and ``y`` are, and knows no group.
+With ``a = Q δg`` and ``b = Q⁻ᵀ δθ``, or what stands for them in other coordinates of a group, the relative gradient of
+each criterion is ``∇E = 2 project(x yᵀ + y xᵀ)``, where ``project`` keeps what the group of ``Q`` has. So a criterion
+only says what ``x`` and ``y`` are, and knows no group.
 """
 
 from __future__ import annotations
@@ -28,20 +29,16 @@ def c1(Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent:
 
     Its optimum is the inverse of a positive definite Hessian, also where that amplifies noise.
     """
-    b = Q.solve_t(dtheta)
-    del dtheta
-    e1 = dgrad - Q.solve(b)
+    e1 = dgrad - Q.solve(Q.solve_t(dtheta))
     del dgrad
-    return Tangent(b, Q.solve_t(e1))
+    return Tangent(Q.b(dtheta), Q.b(e1))
 
 
 def c2(Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent:
     """Fit the secant equation the other way round: descend ``E‖P δg − δθ‖²``."""
-    a = Q.apply(dgrad)
-    del dgrad
-    e2 = Q.apply_t(a) - dtheta
+    e2 = Q.precondition(dgrad) - dtheta
     del dtheta
-    return Tangent(a, Q.apply(e2))
+    return Tangent(Q.a(dgrad), Q.a(e2))
 
 
 def c3(Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent:
@@ -49,8 +46,8 @@ def c3(Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent:
 
     Descends ``E[δgᵀPδg + δθᵀP⁻¹δθ]``, whose tangent is ``a aᵀ − b bᵀ``. It does not see the signs of curvature.
     """
-    a = Q.apply(dgrad)
+    a = Q.a(dgrad)
     del dgrad
-    b = Q.solve_t(dtheta)
+    b = Q.b(dtheta)
     del dtheta
-    return Tangent((a - b).mul_(0.5), b.add_(a))
+    return Tangent((a - b).mul_(0.5), a.add_(b), is_difference=True)

@@ -9,17 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks, options, summary, usable
+from . import checks, guarded, options, summary, usable
 from .blocks import Blocks, PerTensor
 from .criteria import Criterion, c3
+from .fleet import Direction, Fleet
 from .groups import Kronecker, Structure
+from .groups.inverse_free import InverseFree
+from .groups.whitener import Whitener
 from .noise import Noise
-from .normalize import MaxAbs, Normalization
-from .probes import FiniteDifference, Gradients, Probe
+from .normalize import Normalization
+from .probes import FiniteDifference, Gradients, Probe, Whitening
 from .real import real
 from .stacks import Stack, per_block
 from .state import BlockOptimizer
-from .tangent import largest
+
+#: random numbers for the parameter at a position
+Draw = Callable[[int], Tensor]
 
 
 class PSGD(BlockOptimizer):
@@ -49,11 +54,18 @@ class PSGD(BlockOptimizer):
         criterion: what ``P`` is fitted to: ``c3``, ``c1`` or ``c2``
         probe: where the pairs come from: ``FiniteDifference``, ``HessianVector`` or ``Whitening``
         blocks: which parameters share a ``Q``: ``PerTensor``, ``Joint`` or ``Affine``
-        precond_lr: normalised step size of ``Q``, between 0 and 1
-        normalize: how it is normalised: ``MaxAbs``, ``MaxDiag`` or ``Spectral``
-        momentum: decay of the average of gradients that is preconditioned; 0 for none
+        precond_lr: normalised step size of ``Q``, between 0 and 1; by default 0.1 for inverse-free factors, else 0.01
+        precond_dtype: of ``Q`` and of the products with it, such as ``torch.bfloat16``; by default the parameters', or
+            float32 where that is more precise
+        normalize: how the step of ``Q`` is normalised: ``MaxAbs`` (the default), ``MaxDiag`` or ``Spectral``;
+            inverse-free factors have a way of their own
+        momentum: decay of the average of gradients that is preconditioned; 0 for none. By default 0.9 with
+            ``Whitening``, else 0.
         weight_decay: decoupled weight decay
         update_every: ``Q`` is updated at every so many steps; the others need no second gradient
+        update_anneal: number of steps over which updates become rarer, from every step to ``update_every``
+        max_rms: largest root mean square of the preconditioned gradient of a block; by default 1.1 with ``Whitening``,
+            which makes it about 1, else infinite
         max_norm: largest length of the preconditioned gradient of all parameters together
         seed: of the probes' random numbers, which are a function of seed, step and parameter alone
         maximize: go up instead of down
@@ -91,11 +103,14 @@ class PSGD(BlockOptimizer):
         criterion: Criterion = c3,
         probe: Probe = FiniteDifference(),
         blocks: Blocks = PerTensor(),
-        precond_lr: float = 0.01,
-        normalize: Normalization = MaxAbs(),
-        momentum: float = 0.0,
+        precond_lr: float | None = None,
+        precond_dtype: torch.dtype | None = None,
+        normalize: Normalization | None = None,
+        momentum: float | None = None,
         weight_decay: float = 0.0,
         update_every: int = 1,
+        update_anneal: int = 0,
+        max_rms: float | None = None,
         max_norm: float | None = None,
         seed: int = 0,
         maximize: bool = False,
@@ -106,15 +121,18 @@ class PSGD(BlockOptimizer):
             "criterion": checks.function("criterion", criterion, "c1, c2, c3 or a function like them"),
             "probe": checks.choice("probe", probe, Probe),
             "blocks": checks.choice("blocks", blocks, Blocks),
-            "normalize": checks.function("normalize", normalize, "MaxAbs(), MaxDiag() or Spectral()"),
+            "precond_dtype": checks.precision(precond_dtype, preconditioner),
+            "normalize": checks.normalization(normalize, preconditioner),
             "error_if_nonfinite": bool(error_if_nonfinite),
         }
         numbers = {
             "lr": lr,
-            "precond_lr": precond_lr,
-            "momentum": momentum,
+            "precond_lr": preconditioner.precond_lr if precond_lr is None else precond_lr,
+            "momentum": probe.momentum if momentum is None else momentum,
             "weight_decay": weight_decay,
             "update_every": update_every,
+            "update_anneal": update_anneal,
+            "max_rms": probe.max_rms if max_rms is None else max_rms,
             "max_norm": max_norm,
             "seed": seed,
             "maximize": maximize,
@@ -134,18 +152,17 @@ class PSGD(BlockOptimizer):
         """
         self._check_before(closure)
         now = int(self._clock)
-        due = [now % group["update_every"] == 0 for group in self.param_groups]
-        noise = Noise(now)
+        due = [options.is_due(group, now) for group in self.param_groups]
+        moved = [i for i, kind in enumerate(self._made_for) if due[self._group_of[i]] and 0 not in kind[0]]
+        draw = Noise(now)
         start = Gradients(self._params)
+
+        def noise(i: int) -> Tensor:
+            return draw(real(self._params[i]), self._group(i)["seed"], i)
+
         try:
-            evaluation = self.probe(
-                closure,
-                self._params,
-                [i for i, p in enumerate(self._params) if due[self._group_of[i]] and p.numel() > 0],
-                lambda i: noise(real(self._params[i]), self._group(i)["seed"], i),
-                start,
-            )
-            grads = checks.gradients(self._params, evaluation.grads, self._name)
+            evaluation = self.probe(closure, self._params, moved, noise, start)
+            grads = checks.gradients(self._made_for, evaluation.grads, self._name)
             if self.error_if_nonfinite:
                 checks.finite(evaluation.loss, grads, now, self._name)
         except BaseException:
@@ -157,78 +174,163 @@ class PSGD(BlockOptimizer):
         ok = usable.agree(flags, self._skipped)
 
         with without_autocast(ok):
-            moves = [
-                (stack, direction)
-                for whole in self.stacks
-                for stack, direction in self._advance(whole, grads, evaluation.pairs, ok[whole.device])
-            ]
-            self._move(moves, grads, ok)
+            fleets, partial = self._fleets(grads)
+            directions = []
+            for fleet in fleets:
+                here = ok[fleet.device]
+                for stack in fleet.stacks:
+                    self._fit(stack, evaluation.pairs, here)
+                directions.append(self._precondition(fleet, grads, moved, noise, here))
+            for whole, rows, part in partial:
+                whole.put_back_(rows, part)
+            self._move(fleets, directions, grads, ok)
         return evaluation.loss
 
-    def _advance(
-        self, whole: Stack, grads: Mapping[int, Tensor], pairs: dict[int, tuple[Tensor, Tensor]], ok: Tensor
-    ) -> Iterator[tuple[Stack, Tensor]]:
-        """Update ``Q`` of the blocks with new pairs, then precondition the gradients of all blocks that have one."""
-        fitted = whole.having(pairs)
-        if fitted:
-            stack = whole.select(fitted)
-            measured = {i: list(pairs.pop(i)) for i in stack.params() if i in pairs}
-            # Lists that are emptied: a pair is as large as the parameters, and nobody else needs it.
-            pair = [stack.pack({i: halves.pop(0) for i, halves in measured.items()}) for _ in range(2)]
-            if (sign := self._signs(stack)) is not None:
-                pair[1] = pair[1] * per_block(sign, pair[1])
-            lr = self._numbers(stack, "precond_lr")
-            stack.fit_(self.probe, self.criterion, self.normalize, lr, pair, ok)
-            whole.put_back_(fitted, stack)
+    def _fleets(self, grads: Mapping[int, Tensor]) -> tuple[list[Fleet], list[tuple[Stack, list[int], Stack]]]:
+        """The blocks that have gradients, by device and precision; and stacks of which only some blocks are there."""
+        stacks = self._current_stacks()
+        if any(group["momentum"] for group in self.param_groups):
+            for stack in stacks:
+                self._start_average(stack)
+        if len(grads) == self._filled:
+            if self._whole is None or self._whole[0] is not stacks:
+                self._whole = (stacks, self._by_device(stacks))
+            return self._whole[1], []
+        chosen = [(stack, stack.having(grads)) for stack in stacks]
+        parts = [(stack, rows, stack.select(rows)) for stack, rows in chosen if rows]
+        fleets = self._by_device([part for _, _, part in parts])
+        return fleets, [(whole, rows, part) for whole, rows, part in parts if part is not whole]
 
-        active = whole.having(grads)
-        if active:
-            if not whole.average and any(self._group(i)["momentum"] for i in whole.params()):
-                whole.start_average()
-                self._share_state(whole)
-            stack = whole.select(active)
-            g = stack.pack(grads)
-            if stack.average:
-                g = stack.average_(g, self._numbers(stack, "momentum"), ok)
-                whole.put_back_(active, stack)
-            direction = stack.group.precondition(g).contiguous()
+    def _by_device(self, stacks: Sequence[Stack]) -> list[Fleet]:
+        alike: dict[Any, list[Stack]] = {}
+        for stack in stacks:
+            alike.setdefault((stack.device, stack.like.dtype, stack.dtype), []).append(stack)
+        return [
+            Fleet(same, [self._group_of[block.params[0]] for stack in same for block in stack.blocks])
+            for same in alike.values()
+        ]
+
+    def _start_average(self, stack: Stack) -> None:
+        """Momentum may be switched on at any step."""
+        if not stack.average and any(self._group(i)["momentum"] for i in stack.params()):
+            stack.start_average()
+            self._share_state(stack)
+
+    def _precondition(
+        self, fleet: Fleet, grads: Mapping[int, Tensor], moved: Sequence[int], noise: Draw, ok: Tensor
+    ) -> tuple[list[Direction], Tensor, Tensor | None]:
+        """Average gradients, whiten them where that is how ``Q`` is fitted, and precondition them.
+
+        Returns:
+            the directions of the stacks, the lengths of those of all blocks, and what is still to divide them by
+        """
+        means, weight = fleet.average_(grads, fleet.number(self.param_groups, "momentum"), ok)
+        gs = [stack.pack(grads) if mean is None else mean for stack, mean in zip(fleet.stacks, means, strict=True)]
+        if isinstance(self.probe, Whitening) and moved:
+            of_average = self.probe.of_average or weight is None
+            all_due = len(moved) == self._filled
+            if all_due and fleet.whitener is not None and self.criterion is c3:
+                whitened = gs if of_average else [stack.pack(grads) for stack in fleet.stacks]
+                dtype = fleet.stacks[0].like.dtype
+                result, length = fleet.whitener.whiten_(
+                    [g.to(dtype) for g in whitened],
+                    fleet.number(self.param_groups, "precond_lr"),
+                    self.probe.relative_damping(dtype),
+                    ok,
+                    weight if of_average else None,
+                    tidy=self._tidies(),
+                )
+                if of_average:  # P of before the update has been applied already
+                    return [Direction(v, None) for v in result], length, None
+            else:
+                weights = fleet.split(weight) if weight is not None else [None] * len(gs)
+                for stack, g, w in zip(fleet.stacks, gs, weights, strict=True):
+                    if fitted := stack.having(set(moved)):
+                        source = stack.pack(grads) if not of_average else g if w is None else g / per_block(w, g)
+                        self._whiten(stack, fitted, source, noise, ok)
+        directions = [Direction.of(stack, g) for stack, g in zip(fleet.stacks, gs, strict=True)]
+        length = torch.cat([direction.length(fleet.dtype) for direction in directions])
+        return directions, length if weight is None else length / weight, weight
+
+    def _tidies(self) -> int:
+        """What need not be done at every step is done at every eighth; but a captured step may be the only one."""
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return 1
+        return 8 if int(self._clock) % 8 == 0 else 0
+
+    def _fit(self, whole: Stack, pairs: dict[int, tuple[Tensor, Tensor]], ok: Tensor) -> None:
+        """Update ``Q`` of the blocks with new pairs."""
+        fitted = whole.having(pairs) if pairs else []
+        if not fitted:
+            return
+        stack = whole.select(fitted)
+        measured = {i: list(pairs.pop(i)) for i in stack.params() if i in pairs}
+        # Lists that are emptied: a pair is as large as the parameters, and nobody else needs it.
+        pair = [stack.pack({i: halves.pop(0) for i, halves in measured.items()}) for _ in range(2)]
+        if (sign := self._signs(stack)) is not None:
+            pair[1] = pair[1] * per_block(sign, pair[1])
+        self._descend(stack, pair, ok)
+        whole.put_back_(fitted, stack)
+
+    def _whiten(self, whole: Stack, fitted: Sequence[int], g: Tensor, noise: Draw, ok: Tensor) -> None:
+        """Update ``Q`` of some blocks of a stack from the gradients of all."""
+        stack = whole.select(fitted)
+        if stack is not whole:
+            g = torch.stack([g[row] for row in fitted])
+        if isinstance(stack.group, InverseFree) and self.criterion is c3:
+            dtype = stack.like.dtype
+            lr = self._numbers(stack, "precond_lr")
+            Whitener([stack.group]).whiten_([g.to(dtype)], lr, self.probe.relative_damping(dtype), ok)
+        else:
             if (sign := self._signs(stack)) is not None:
-                direction.mul_(per_block(sign, direction))
-            yield stack, direction
+                g = g * per_block(sign, g)
+            self._descend(stack, [stack.pack({i: noise(i) for i in stack.params()}), g], ok)
+        whole.put_back_(fitted, stack)
+
+    def _descend(self, stack: Stack, pair: list[Tensor], ok: Tensor) -> None:
+        """Move ``Q`` one step along what the ``pair [δθ, δg]`` says, and empty that list."""
+        pair[1], informative = self.probe.damp(*pair)
+        dtype = stack.like.dtype
+        # Popped, they belong to the criterion alone, which lets go of each as soon as it is done with it.
+        tangent = self.criterion(stack.group, pair.pop(0).to(dtype), pair.pop(0).to(dtype))
+        lr = self._numbers(stack, "precond_lr")
+        stack.group.descend_(tangent, lr, self.normalize, ok & informative)
 
     def _move(
         self,
-        moves: Sequence[tuple[Stack, Tensor]],
+        fleets: Sequence[Fleet],
+        directions: Sequence[tuple[list[Direction], Tensor, Tensor | None]],
         grads: Mapping[int, Tensor],
         ok: usable.Flags,
     ) -> None:
-        """Turn directions into steps, in place, and move all parameters at once."""
-        flags = list(ok.values())
-        length = None
-        if moves and any(group["max_norm"] is not None for group in self.param_groups):
-            length = _length([direction for _, direction in moves])
-            flags.append(torch.isfinite(length))
-        thetas = {i: self._params[i].detach() for i in grads}
-        steps: list[tuple[Tensor, Tensor]] = []
-        for stack, direction in moves:
-            if length is not None:
-                limit = self._numbers(stack, "max_norm", torch.inf)
-                shorter = (limit / length.to(direction.device)).clamp(max=1).to(direction.dtype)
-                direction.mul_(per_block(shorter, direction))
-            decay = self._numbers(stack, "weight_decay")
-            if isinstance(decay, Tensor) or decay != 0:
-                direction.add_(stack.pack(thetas) * per_block(decay, direction))
-            direction.mul_(per_block(self._numbers(stack, "lr"), direction))
-            flags.append(torch.isfinite(largest(direction)).all())
+        """Turn directions into steps, and move all parameters at once."""
+        groups = self.param_groups
+        flags = [*ok.values(), *(length.amax() < torch.inf for _, length, _ in directions)]
+        rates = [fleet.shorter(groups, length) for fleet, (_, length, _) in zip(fleets, directions, strict=True)]
+        if fleets and any(group["max_norm"] is not None for group in groups):
+            total = _total([length * rate for rate, (_, length, _) in zip(rates, directions, strict=True)])
+            rates = [rate * fleet.shortest(groups, total) for rate, fleet in zip(rates, fleets, strict=True)]
         ok = usable.agree(flags, self._skipped)
-        for stack, direction in moves:
-            direction.masked_fill_(~ok[direction.device], 0)
-            steps += [(real(thetas[i]), part) for i, part in stack.unpack(direction) if i in grads]
+        thetas: list[Tensor] = []
+        steps: list[Tensor] = []
+        decays = [fleet.number(groups, "weight_decay") * fleet.number(groups, "lr") for fleet in fleets]
+        common = decays[0] if decays and all(isinstance(d, float | int) and d == decays[0] for d in decays) else None
+        for fleet, (parts, _, weight), rate, decay in zip(fleets, directions, rates, decays, strict=True):
+            rate = rate * fleet.number(groups, "lr")
+            if any(group["maximize"] for group in groups):
+                rate = rate * (1 - 2 * fleet.number(groups, "maximize"))
+            if weight is not None:
+                rate = rate / weight
+            for stack, direction, r, d in zip(fleet.stacks, parts, fleet.split(rate), fleet.split(decay), strict=True):
+                step = direction.step(r, stack.blocks[0].shape, fleet.dtype)
+                moved = [(real(self._params[i]), part, i) for i, part in stack.unpack(step) if i in grads]
+                if common is None:
+                    step += stack.pack({i: theta for theta, _, i in moved}) * per_block(d, step)
+                thetas += [theta for theta, _, _ in moved]
+                steps += [part for _, part, _ in moved]
         for device, count in self._skipped.items():
             count += ~ok[device]
-        # One call that allocates nothing: an interrupt or a failure finds all parameters moved, or none.
-        if steps:
-            torch._foreach_sub_([theta for theta, _ in steps], [step for _, step in steps])
+        guarded.subtract_(thetas, steps, float(common or 0.0), ok)
         self._clock += 1
 
     def _check_before(self, closure: Callable[[], Any] | None) -> None:
@@ -249,33 +351,19 @@ class PSGD(BlockOptimizer):
                 f"{checks.describe(now[i])}; PSGD wants parameters to stay as they are after the first step"
             )
 
-    def _signs(self, stack: Stack) -> Tensor | None:
+    def _signs(self, stack: Stack) -> float | Tensor | None:
         """−1 for the blocks whose loss is maximised, 1 for the others; None where there are no such blocks."""
-        up = [self._group(block.params[0])["maximize"] for block in stack.blocks]
-        if not any(up):
+        if not any(group["maximize"] for group in self.param_groups):
             return None
-        like = stack.like
-        return torch.stack([torch.full((), 1.0 - 2.0 * m, dtype=like.dtype, device=like.device) for m in up])
+        return 1 - 2 * self._numbers(stack, "maximize")
 
-    def _numbers(self, stack: Stack, key: str, instead_of_none: float = 0.0) -> float | Tensor:
+    def _numbers(self, stack: Stack, key: str) -> float | Tensor:
         """An option of the stack's blocks: one number where they agree, else one for each, shape ``(B,)``."""
-        values = [self._group(block.params[0])[key] for block in stack.blocks]
-        values = [instead_of_none if value is None else value for value in values]
-        first = values[0]
-        if all(value is first or (not isinstance(value, Tensor) and value == first) for value in values):
-            return first.reshape(()) if isinstance(first, Tensor) else first
-        like = stack.like
-        return torch.stack(
-            [
-                v.detach().to(like.device, like.dtype).reshape(())
-                if isinstance(v, Tensor)
-                else torch.full((), v, dtype=like.dtype, device=like.device)
-                for v in values
-            ]
-        )
+        return self._by_device([stack])[0].number(self.param_groups, key)
 
     def __repr__(self) -> str:
-        choices = [self.preconditioner, self.criterion, self.probe, self.blocks, self.normalize]
+        choices = [self.preconditioner, self.criterion, self.probe, self.blocks]
+        choices += [choice for choice in (self.precond_dtype, self.normalize) if choice is not None]
         top = summary.headline(type(self).__name__, choices, self.param_groups, options.NAMES)
         return f"{top}\n{summary.table(self.stacks, self._params)}"
 
@@ -290,8 +378,8 @@ def without_autocast(devices: Iterable[torch.device]) -> Iterator[None]:
         yield
 
 
-def _length(tensors: Sequence[Tensor]) -> Tensor:
-    """Length of all tensors as one vector; in float64, whose range holds the squares of any float32."""
-    wide = [torch.float32 if t.device.type == "mps" else torch.float64 for t in tensors]
-    each = [torch.linalg.vector_norm(t, dtype=dtype) for t, dtype in zip(tensors, wide, strict=True)]
-    return torch.linalg.vector_norm(torch.stack([t.to(each[0].device, each[0].dtype) for t in each]))
+def _total(lengths: Sequence[Tensor]) -> Tensor:
+    """Length of all blocks as one vector."""
+    each = [length.norm() for length in lengths]
+    wide = max((length.dtype for length in each), key=lambda dtype: torch.finfo(dtype).bits)
+    return torch.stack([length.to(each[0].device, wide) for length in each]).norm()

@@ -35,6 +35,8 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "momentum": (lambda v: _number(v) and 0 <= v < 1, "a number of at least 0 and less than 1"),
     "weight_decay": (lambda v: _number(v) and 0 <= v < math.inf, "a finite number of at least 0"),
     "update_every": (lambda v: _whole(v) and v >= 1, "a whole number of at least 1"),
+    "update_anneal": (lambda v: _whole(v) and v >= 0, "a whole number of at least 0"),
+    "max_rms": (lambda v: _number(v) and v > 0, "a positive number, which may be infinite"),
     "max_norm": (lambda v: v is None or (_number(v) and v > 0), "a positive number, or None for no limit"),
     "seed": (_whole, "a whole number"),
     "maximize": (lambda v: isinstance(v, bool), "True or False"),
@@ -50,6 +52,26 @@ def check(options: Mapping[str, Any], where: str = "") -> None:
             raise ValueError(f"{name}{where}: missing; PSGD wants {right}")
         if not allowed(options[name]):
             raise ValueError(f"{name}={options[name]!r}{where}: PSGD wants {right}")
+
+
+def is_due(options: Mapping[str, Any], step: int) -> bool:
+    """Whether ``Q`` is updated at a step: each step at first, then ever fewer, and after ``update_anneal`` steps every
+    ``update_every``-th.
+
+    The rate falls exponentially from 1 to ``1 / update_every``; an update is due where its sum passes a whole number.
+
+    >>> [step for step in range(60) if is_due({"update_every": 10, "update_anneal": 30}, step)]
+    [0, 1, 2, 3, 4, 6, 8, 10, 12, 15, 19, 24, 32, 42, 52]
+    """
+    every, anneal = options["update_every"], options["update_anneal"]
+    if every == 1 or anneal == 0:
+        return bool(step % every == 0)
+
+    def updates_before(t: int) -> float:
+        within = min(t, anneal)
+        return anneal / math.log(every) * (1 - every ** (-within / anneal)) + (t - within) / every
+
+    return step == 0 or math.floor(updates_before(step + 1)) > math.floor(updates_before(step))
 
 
 def rate_is_usable(lr: Any) -> Tensor | None:

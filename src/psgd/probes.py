@@ -6,6 +6,7 @@ measures how the gradients change.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import batched
+from .batched import WHO
 from .real import like, real
 from .tangent import largest
 
@@ -48,6 +51,9 @@ class Probe(ABC):
 
     #: whether ``step`` must be given a closure
     needs_closure: bool = True
+    #: what PSGD takes where it is not told otherwise
+    momentum: float = 0.0
+    max_rms: float = math.inf
 
     @abstractmethod
     def __call__(
@@ -71,17 +77,20 @@ class Probe(ABC):
         exploded; following it, ``P`` would be of no use when ordinary gradients are back.
         """
         eps = torch.finfo(dgrad.dtype).eps
-        damping = eps**0.75 if self.damping is None else self.damping
+        damping = self.relative_damping(dgrad.dtype)
         curvature = largest(dgrad) / largest(dtheta)
         informative = (curvature > eps**2) & (curvature < eps**-2)
         ratio = torch.where(informative, damping * curvature, 0.0)
         return torch.addcmul(dgrad, dtheta, ratio.view(-1, *[1] * (dgrad.ndim - 1))), informative
 
+    def relative_damping(self, dtype: torch.dtype) -> float:
+        return float(torch.finfo(dtype).eps) ** 0.75 if self.damping is None else self.damping
+
     def __repr__(self) -> str:
         options = ", ".join(
             f"{k}={v if not isinstance(v, nn.Module) else type(v).__name__}"
             for k, v in vars(self).items()
-            if v is not None
+            if v is not None and v is not False
         )
         return f"{type(self).__name__}({options})"
 
@@ -184,25 +193,38 @@ class FiniteDifference(Probe):
             each parameter's dtype
         module: a model whose buffers, such as the statistics of batch normalisation, are to be left as the first
             of the two calls made them
+        batched: evaluate both gradients at once, by ``torch.func.vmap``, for hardware that a single evaluation leaves
+            idle. The closure then only returns the loss, and reaches all parameters through ``module``; ``θ`` is not
+            touched, and nothing is written to ``.grad``.
         damping: see ``Probe``
     """
 
     def __init__(
-        self, std: float | None = None, *, module: nn.Module | None = None, damping: float | None = None
+        self,
+        std: float | None = None,
+        *,
+        module: nn.Module | None = None,
+        batched: bool = False,
+        damping: float | None = None,
     ) -> None:
         super().__init__(damping)
         if std is not None and not (isinstance(std, (int, float)) and 0 < std < float("inf")):
             raise ValueError(f"std={std!r}: FiniteDifference wants a positive number, or None")
         if module is not None and not isinstance(module, nn.Module):
             raise TypeError(f"module={module!r}: FiniteDifference wants a torch.nn.Module, or None")
+        if batched and module is None:
+            raise ValueError(f"module=None: {WHO} wants the torch.nn.Module that the closure evaluates")
         self.std = std
         self.module = module
+        self.batched = bool(batched)
 
     def __call__(
         self, closure: Closure | None, params: Sequence[Tensor], moved: Iterable[int], noise: Noise, start: Gradients
     ) -> Evaluation:
         assert closure is not None
         moved = list(moved)
+        if self.batched:
+            return self._at_once(closure, params, moved, noise, start)
         random_before = RandomState(params) if moved else None
         start.save()
         loss = evaluate_backward(closure, params, "FiniteDifference")
@@ -227,8 +249,7 @@ class FiniteDifference(Probe):
         saved = [theta.clone(memory_format=torch.preserve_format) for theta in thetas]
         try:
             for i, theta in zip(moved, thetas, strict=True):
-                std = torch.finfo(theta.dtype).eps ** 0.5 if self.std is None else self.std
-                theta.add_(noise(i), alpha=std)
+                theta.add_(noise(i), alpha=self._std(theta))
             start.restore()
             random_before.restore()
             torch.clear_autocast_cache()  # it would hold the weights as they were
@@ -254,6 +275,25 @@ class FiniteDifference(Probe):
                 tensor.copy_(grad)
             p.grad = tensor
         return result
+
+    def _std(self, theta: Tensor) -> float:
+        return float(torch.finfo(theta.dtype).eps) ** 0.5 if self.std is None else self.std
+
+    def _at_once(
+        self, closure: Closure, params: Sequence[Tensor], moved: Sequence[int], noise: Noise, start: Gradients
+    ) -> Evaluation:
+        assert self.module is not None
+        moved = [i for i in moved if params[i].requires_grad]
+        if not moved:
+            loss = evaluate_forward(closure, start, WHO)
+            return Evaluation(loss.detach(), batched.gradients(loss, params))
+        thetas = {i: real(params[i].detach()) for i in moved}
+        beside = {i: torch.add(theta, noise(i), alpha=self._std(theta)) for i, theta in thetas.items()}
+        start.hide()
+        try:
+            return Evaluation(*batched.measure(closure, self.module, params, beside))
+        finally:
+            start.restore()
 
 
 class HessianVector(Probe):
@@ -310,10 +350,20 @@ class Whitening(Probe):
     gradients do not become smaller near a minimum, so ``lr`` should: 0.01 is a good start, or less.
 
     Args:
+        of_average: whiten the average of the gradients, which is what a step with momentum preconditions, instead of
+            the gradients themselves. Steps are then of one size whatever the noise.
         damping: see ``Probe``
     """
 
     needs_closure = False
+    momentum = 0.9
+    max_rms = 1.1
+
+    def __init__(self, of_average: bool = False, *, damping: float | None = None) -> None:
+        super().__init__(damping)
+        if not isinstance(of_average, bool):
+            raise TypeError(f"of_average={of_average!r}: Whitening wants True or False")
+        self.of_average = of_average
 
     def __call__(
         self, closure: Closure | None, params: Sequence[Tensor], moved: Iterable[int], noise: Noise, start: Gradients
@@ -322,13 +372,7 @@ class Whitening(Probe):
         if closure is not None:
             start.save()
             loss = evaluate_backward(closure, params, "Whitening")
-        grads = [p.grad for p in params]
-        result = Evaluation(loss, grads)
-        for i in moved:
-            grad = grads[i]
-            if grad is not None and not grad.is_sparse:
-                result.pairs[i] = (noise(i), real(grad))
-        return result
+        return Evaluation(loss, [p.grad for p in params])
 
 
 def _name(value: object) -> str:

@@ -7,11 +7,10 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from . import guarded
 from .blocks import Block
-from .criteria import Criterion
 from .groups import Group
-from .normalize import Normalization
-from .probes import Probe
+from .real import real
 
 #: names of what is kept for an average of gradients
 AVERAGE = ("momentum", "momentum_weight")
@@ -25,14 +24,16 @@ class Stack:
         group: their ``Q``
         average: the average of gradients, and the sum of its weights: ``{"momentum": …, "momentum_weight": …}``, or
             empty
+        dtype: of gradients, averages and steps; ``Q`` may be less precise
     """
 
-    def __init__(self, blocks: Sequence[Block], group: Group, average: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, blocks: Sequence[Block], group: Group, average: Mapping[str, Tensor], dtype: torch.dtype
+    ) -> None:
         self.blocks = list(blocks)
         self.group = group
         self.average = dict(average)
-        #: for each block the views of all buffers that were given out as its state
-        self.views: list[dict[str, Tensor]] = []
+        self.dtype = dtype
         self.like = next(iter(group.buffers().values()))
 
     @property
@@ -55,10 +56,10 @@ class Stack:
         packed = []
         for block in self.blocks:
             parts = [
-                tensors[i] if i in tensors else torch.zeros(shape, dtype=self.like.dtype, device=self.device)
+                tensors[i] if i in tensors else torch.zeros(shape, dtype=self.dtype, device=self.device)
                 for i, shape in zip(block.params, block.shapes, strict=True)
             ]
-            packed.append(block.pack(parts).to(self.like.dtype))
+            packed.append(block.pack(parts).to(self.dtype))
         return packed[0].unsqueeze(0) if len(packed) == 1 else torch.stack(packed)
 
     def unpack(self, stacked: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -71,9 +72,8 @@ class Stack:
         if len(chosen) == len(self.blocks):
             return self
         part = {name: torch.stack([buffer[i] for i in chosen]) for name, buffer in self.buffers().items()}
-        return Stack(
-            [self.blocks[i] for i in chosen], self.group.bind(part), {name: part[name] for name in self.average}
-        )
+        average = {name: part[name] for name in self.average}
+        return Stack([self.blocks[i] for i in chosen], self.group.bind(part), average, self.dtype)
 
     def put_back_(self, chosen: Sequence[int], part: Stack) -> None:
         if part is self:
@@ -82,21 +82,6 @@ class Stack:
         for name, buffer in self.buffers().items():
             for row, i in enumerate(chosen):
                 buffer[i].copy_(theirs[name][row])
-
-    def fit_(
-        self,
-        probe: Probe,
-        criterion: Criterion,
-        normalize: Normalization,
-        lr: float | Tensor,
-        pair: list[Tensor],
-        usable: Tensor,
-    ) -> None:
-        """Move ``Q`` one step along what the ``pair [δθ, δg]`` says, and empty that list."""
-        pair[1], informative = probe.damp(*pair)
-        # Popped, they belong to the criterion alone, which lets go of each as soon as it is done with it.
-        tangent = criterion(self.group, pair.pop(0), pair.pop(0))
-        self.group.descend_(tangent, lr, normalize, usable & informative)
 
     @staticmethod
     def new_average(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
@@ -107,22 +92,17 @@ class Stack:
         }
 
     def start_average(self) -> None:
-        new = self.new_average(self.blocks[0].shape, self.like.dtype, self.device)
+        new = self.new_average(self.blocks[0].shape, self.dtype, self.device)
         count = len(self.blocks)
         self.average = {name: value.expand(count, *value.shape).clone() for name, value in new.items()}
 
-    def average_(self, grad: Tensor, momentum: float | Tensor, usable: Tensor) -> Tensor:
-        """Take ``grad`` into the exponential average, and return the average.
-
-        The sum of the weights is kept along, so the average is unbiased from the first step on.
-        """
-        mean, weight = self.average["momentum"], self.average["momentum_weight"]
-        decay = momentum if isinstance(momentum, Tensor) else torch.full_like(weight, momentum)
-        keep = per_block(decay, grad)
-        mean.copy_(torch.where(usable, keep * mean + (1 - keep) * grad, mean))
-        weight.copy_(torch.where(usable, decay * weight + (1 - decay), weight))
-        # Before the first usable gradient both are zero.
-        return mean / per_block(weight.clamp_min(torch.finfo(weight.dtype).tiny), grad)
+    def same_layout(self, stacked: Tensor, tensors: Mapping[int, Tensor]) -> tuple[list[Tensor], list[Tensor]] | None:
+        """The parts of ``stacked`` with the tensors that belong there, if these need not be packed."""
+        if any(len(block.params) > 1 for block in self.blocks):
+            return None
+        parts = list(stacked.unbind())
+        values = [real(tensors[block.params[0]]) for block in self.blocks]
+        return (parts, values) if guarded.can_fuse(parts, values) else None
 
 
 def per_block(value: float | Tensor, like: Tensor) -> float | Tensor:

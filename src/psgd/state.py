@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from . import checkpoint, checks, options
 from .blocks import Block, Blocks
+from .fleet import Fleet
 from .groups import Structure
 from .real import real
 from .stacks import AVERAGE, Stack
@@ -28,11 +29,13 @@ class BlockOptimizer(Optimizer):
     Args:
         params: parameters, named parameters, or param groups
         defaults: the numbers of a param group
-        choices: what is not a number; kept as attributes. ``preconditioner`` and ``blocks`` must be among them.
+        choices: what is not a number; kept as attributes. ``preconditioner``, ``blocks`` and ``precond_dtype`` must be
+            among them.
     """
 
     preconditioner: Structure
     blocks: Blocks
+    precond_dtype: torch.dtype | None
 
     def __init__(self, params: Any, defaults: dict[str, Any], choices: dict[str, Any]) -> None:
         if isinstance(params, Tensor) or not isinstance(params, Iterable):
@@ -58,6 +61,12 @@ class BlockOptimizer(Optimizer):
         #: for each block the parameter whose state holds what belongs to the block
         self._homes: dict[Block, int] = {}
         self._stacks: list[Stack] | None = None
+        #: for each block the parameter, name and value of an entry of its state, which is a view of a stack
+        self._shared: list[tuple[Tensor, str, Tensor]] = []
+        #: number of parameters that are not empty
+        self._filled = 0
+        #: the fleets of all blocks, with the stacks that they were made for
+        self._whole: tuple[list[Stack], list[Fleet]] | None = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, at any time; they start from ``Q = I``."""
@@ -90,7 +99,11 @@ class BlockOptimizer(Optimizer):
         """The blocks of a param group, each with the dtype and device of its ``Q``."""
         numbered = [(i, p) for i, p in enumerate(params, first) if isinstance(p, Tensor) and p.numel() > 0]
         return [
-            (block, _precise_dtype([params[i - first] for i in block.params]), params[block.params[0] - first].device)
+            (
+                block,
+                self.precond_dtype or _precise_dtype([params[i - first] for i in block.params]),
+                params[block.params[0] - first].device,
+            )
             for block in self.blocks.divide(numbered)
         ]
 
@@ -102,6 +115,7 @@ class BlockOptimizer(Optimizer):
             self._params.append(p)
             self._group_of.append(index)
             self._made_for.append(checks.kind(p))
+            self._filled += p.numel() > 0
             self.state[p].update(step=self._clock, skipped=self._skip_count(p.device))
         for block, dtype, device in divided:
             self._blocks.append(block)
@@ -114,7 +128,7 @@ class BlockOptimizer(Optimizer):
                     del state[name]
                 state.update({name: buffer[0] for name, buffer in Q.buffers().items()})
             if group["momentum"] > 0 and "momentum" not in state:
-                state.update(Stack.new_average(block.shape, dtype, device))
+                state.update(Stack.new_average(block.shape, self._dtype_of(block), device))
         self._stacks = None
 
     def _home(self, block: Block) -> int:
@@ -166,8 +180,16 @@ class BlockOptimizer(Optimizer):
     def stacks(self) -> list[Stack]:
         """The blocks with their ``Q``, equal shapes together. The state of the parameters are views of them."""
         self._follow()
-        if self._stacks is None or not all(map(self._is_shared, self._stacks)):
+        return self._current_stacks()
+
+    def _current_stacks(self) -> list[Stack]:
+        state = self.state
+        # Someone may have put other tensors there, as offloading does.
+        if self._stacks is None or any(state[p].get(name) is not view for p, name, view in self._shared):
+            self._shared = []
             self._stacks = self._stacked()
+            for stack in self._stacks:
+                self._share_state(stack)
         return self._stacks
 
     @torch.inference_mode(False)
@@ -176,12 +198,22 @@ class BlockOptimizer(Optimizer):
         alike: defaultdict[tuple[Any, ...], list[Block]] = defaultdict(list)
         for block in self._blocks:
             like = next(v for k, v in self._state_of(block).items() if k.startswith("Q"))
-            alike[block.shape, like.dtype, like.device].append(block)
-        return [self._stack(blocks, *key) for key, blocks in alike.items()]
+            alike[block.shape, like.dtype, self._dtype_of(block), like.device].append(block)
+        return self._side_by_side([self._stack(blocks, *key) for key, blocks in alike.items()])
 
-    def _stack(self, blocks: list[Block], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Stack:
+    def _dtype_of(self, block: Block) -> torch.dtype:
+        return _precise_dtype([self._params[i] for i in block.params])
+
+    def _stack(
+        self,
+        blocks: list[Block],
+        shape: tuple[int, ...],
+        precond_dtype: torch.dtype,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Stack:
         states = [self._state_of(block) for block in blocks]
-        template = self.preconditioner.init(shape, dtype=dtype, device="meta")
+        template = self.preconditioner.init(shape, dtype=precond_dtype, device="meta")
         with_average = any("momentum" in state for state in states)
         for state in states if with_average else []:
             if "momentum" not in state:
@@ -191,23 +223,37 @@ class BlockOptimizer(Optimizer):
             for name in (*template.buffers(), *(AVERAGE if with_average else ()))
         }
         average = {name: buffers[name] for name in AVERAGE if with_average}
-        stack = Stack(blocks, template.bind(buffers), average)
-        self._share_state(stack)
-        return stack
+        return Stack(blocks, template.bind(buffers), average, dtype)
+
+    def _side_by_side(self, stacks: list[Stack]) -> list[Stack]:
+        """Put factors of one size of all stacks side by side in memory, so that they can be seen as one tensor."""
+        alike: defaultdict[tuple[Any, ...], list[tuple[int, str, Tensor]]] = defaultdict(list)
+        for k, stack in enumerate(stacks):
+            for name, buffer in stack.group.buffers().items():
+                part = name.partition("_")[2]
+                alike[part, buffer.shape[1:], buffer.dtype, buffer.device].append((k, name, buffer))
+        moved: list[dict[str, Tensor]] = [dict(stack.group.buffers()) for stack in stacks]
+        for same in alike.values():
+            if len(same) > 1:
+                buffers = [buffer for _, _, buffer in same]
+                joined = torch.cat(buffers).split([len(buffer) for buffer in buffers])
+                for (k, name, _), part in zip(same, joined, strict=True):
+                    moved[k][name] = part
+        return [
+            Stack(stack.blocks, stack.group.bind(buffers), stack.average, stack.dtype)
+            for stack, buffers in zip(stacks, moved, strict=True)
+        ]
 
     def _share_state(self, stack: Stack) -> None:
-        stack.views = [{k: v[i] for k, v in stack.buffers().items()} for i in range(len(stack.blocks))]
-        for block, views in zip(stack.blocks, stack.views, strict=True):
-            self._state_of(block).update(views)
-
-    def _is_shared(self, stack: Stack) -> bool:
-        """Whether the state is still the stack's; someone may have put other tensors there, as offloading does."""
-        return all(
-            state.get(name) is view
-            for block, views in zip(stack.blocks, stack.views, strict=True)
-            for state in [self._state_of(block)]
-            for name, view in views.items()
-        )
+        """Make the state of a stack's parameters views of the stack."""
+        for row, block in enumerate(stack.blocks):
+            p = self._params[self._homes[block]]
+            views = {name: buffer[row] for name, buffer in stack.buffers().items()}
+            self.state[p].update(views)
+            # Who replaces one entry replaces all: looking at one is enough.
+            name, view = next(iter(views.items()))
+            self._shared = [entry for entry in self._shared if entry[0] is not p]
+            self._shared.append((p, name, view))
 
     def _group(self, i: int) -> dict[str, Any]:
         return self.param_groups[self._group_of[i]]
@@ -256,7 +302,7 @@ class BlockOptimizer(Optimizer):
         block = next((block for block, home in self._homes.items() if home == i), None)
         if block is not None and "momentum" not in expected:
             like = next(v for k, v in expected.items() if k.startswith("Q"))
-            expected |= Stack.new_average(block.shape, like.dtype, like.device)
+            expected |= Stack.new_average(block.shape, self._dtype_of(block), like.device)
         return expected
 
     def __getstate__(self) -> dict[str, Any]:
@@ -272,7 +318,7 @@ class BlockOptimizer(Optimizer):
 
 
 def _precise_dtype(params: Sequence[Tensor]) -> torch.dtype:
-    """The dtype of ``Q``: the parameters' own, but never less precise than float32."""
+    """The dtype of averages and steps, and of ``Q`` unless told otherwise: the parameters', but at least float32."""
     dtype = torch.float32
     for p in params:
         dtype = torch.promote_types(dtype, real(p).dtype)

@@ -35,6 +35,8 @@ class Tangent:
 
     x: Tensor
     y: Tensor
+    #: ``S`` is ``a aᵀ − b bᵀ`` with ``a = y / 2 + x`` and ``b = y / 2 − x``
+    is_difference: bool = False
 
     def unit_(self) -> Tensor:
         """Scale both parts to maxima of one, in place; say for each block of the stack whether it is usable.

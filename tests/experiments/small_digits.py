@@ -21,6 +21,6 @@ def small_digits(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     found = mnist.Digits(*generate(600, generator), *generate(200, generator))
     monkeypatch.setattr(mnist, "load", lambda data=None: found)
-    digits._tensors.cache_clear()
+    digits.tensors.cache_clear()
     yield found
-    digits._tensors.cache_clear()
+    digits.tensors.cache_clear()

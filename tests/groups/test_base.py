@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from psgd import Dense, Kronecker, LimitedMemory, MaxAbs, Whitening, c3
+from psgd import Dense, Kronecker, LimitedMemory, LowRank, MaxAbs, Whitening, c3
 from psgd.criteria import Criterion
 from psgd.groups import Group
 from psgd.tangent import Tangent
 
-from ..cases import CASES, CRITERIA, NORMALIZATIONS, Case, cases, criteria, normalizations
+from ..cases import CASES, CRITERIA, GROUPS, NORMALIZATIONS, Case, cases, criteria, groups, normalizations, scale_
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 
@@ -58,7 +58,7 @@ def test_preconditioner_is_positive_definite(case: Case):
     assert eigenvalues.min() > 0
 
 
-@cases
+@groups
 def test_group_is_closed_under_products(case: Case):
     """The product of two elements is an element: zero where the structure has no number, positive on the diagonal."""
     for p, q in zip(case.group(seed=1).factors, case.group(seed=2).factors, strict=True):
@@ -107,7 +107,7 @@ def criterion_value(criterion: Criterion, Q: Tensor, dtheta: Tensor, dgrad: Tens
     return dgrad @ P @ dgrad + dtheta @ torch.linalg.solve(P, dtheta)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if len(c.shape) < 4 and max(c.shape) < 200], ids=str)
+@pytest.mark.parametrize("case", [c for c in GROUPS if len(c.shape) < 4 and max(c.shape) < 200], ids=str)
 @criteria
 def test_descent_is_along_the_projected_gradient_of_autograd(case: Case, criterion: Criterion):
     """For every factor, ``∂c(Q_i + E Q_i)/∂E`` at E = 0, restricted to the group, is what a step moves along."""
@@ -142,7 +142,7 @@ def test_descent_is_along_the_projected_gradient_of_autograd(case: Case, criteri
             assert torch.linalg.vector_norm(ours - theirs) <= 1e-9 * torch.linalg.vector_norm(expected @ before)
 
 
-@cases
+@groups
 @criteria
 @normalizations
 def test_one_step_is_the_formula_of_the_paper(case: Case, criterion: Criterion, normalize):
@@ -191,9 +191,7 @@ def test_equivariance(case: Case, criterion: Criterion, scale: float):
     A = torch.randn(n, n, generator=generator, dtype=torch.float64)
     H = A @ A.mT / n + 0.5 * torch.eye(n, dtype=torch.float64)
     plain, scaled = case.group(), case.group()
-    first = scaled.factors[0]
-    for buffer in first.buffers().values():
-        buffer.mul_(scale**-0.5)
+    scale_(scaled.factors[0], scale**-0.5)
     for _ in range(40):
         dtheta = torch.randn(1, *case.shape, generator=generator, dtype=torch.float64)
         # The secant criteria compare δθ with Pδg: their trajectories are the same where both sides scale alike.
@@ -268,7 +266,7 @@ def test_q_stays_bounded_however_long_it_is_pushed(case: Case, dtype: torch.dtyp
 @pytest.mark.parametrize("lr", [0.5, 0.999])
 def test_q_stays_finite_under_the_worst_of_tangents(dtype: torch.dtype, normalize, lr: float):
     """Tangents that no pair would give, chosen to blow up what lies off the diagonal: Q and P stay finite."""
-    for structure, shape in [(Dense(), (12,)), (LimitedMemory(11), (12,)), (Kronecker(), (6, 4))]:
+    for structure, shape in [(Dense(), (12,)), (LimitedMemory(11), (12,)), (LowRank(5), (12,)), (Kronecker(), (6, 4))]:
         group = structure.init(shape, dtype=dtype, device="cpu")
         n = shape[0]
         for step in range(300):

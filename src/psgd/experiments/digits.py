@@ -45,7 +45,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross entropy": nn.fun
 
 
 @cache
-def _tensors(data: Path | None, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def tensors(data: Path | None, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Images as rows of numbers in [−1, 1], and labels."""
     digits = mnist.load(data)
 
@@ -91,7 +91,7 @@ def train(
     max_norm: float | None = None,
 ) -> Iterator[Row]:
     """A row with training loss and test error for each tenth of an epoch."""
-    images, labels, test_images, test_labels = _tensors(data, device)
+    images, labels, test_images, test_labels = tensors(data, device)
     generator = torch.Generator().manual_seed(seed)
     model = network(hidden, generator).to(device)
     options = {"blocks": Affine(), "update_every": update_every, "max_norm": max_norm}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 
+import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Picture
 from torch import Tensor
 
 from .run import Result
@@ -43,6 +46,17 @@ def plot(panel: Axes, results: Mapping[str, Result], x: str, y: str, *, legend: 
     panel.spines[["top", "right"]].set_visible(False)
     if legend:
         panel.legend(fontsize="x-small", frameon=False)
+
+
+def images(picture: Picture, name: str) -> dict[str, bytes]:
+    """The picture as PNG and as SVG; the same picture of the same name gives the same bytes."""
+    files = {}
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        for kind, metadata in (("png", None), ("svg", {"Date": None})):
+            buffer = io.BytesIO()
+            picture.savefig(buffer, format=kind, dpi=150, metadata=metadata)
+            files[kind] = buffer.getvalue()
+    return files
 
 
 def draw_pattern(panel: Axes, values: Tensor) -> None:

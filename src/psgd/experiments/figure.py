@@ -11,10 +11,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from matplotlib.figure import Figure as Picture
 
 from .claim import Claim
+from .drawing import images
 from .environment import MACHINE, VERSIONS, together
 from .run import Result, Results, Run
 from .store import write_bytes
@@ -68,13 +68,7 @@ class Figure:
     def write(self, directory: Path, results: Results, size: Size, size_name: str) -> dict[str, Any]:
         """The picture, the curves, and what is known about them; returns the last."""
         summary = self.summary(results, size, size_name)
-        picture = self.draw(results)
-        files: dict[str, bytes] = {}
-        with matplotlib.rc_context({"svg.hashsalt": self.name, "svg.fonttype": "none"}):
-            for kind, metadata in (("png", None), ("svg", {"Date": None})):
-                buffer = io.BytesIO()
-                picture.savefig(buffer, format=kind, dpi=150, metadata=metadata)
-                files[kind] = buffer.getvalue()
+        files = images(self.draw(results), self.name)
         files["csv"] = curves(results).encode()
         files["json"] = (json.dumps(summary, indent=1, ensure_ascii=False) + "\n").encode()
         for kind, content in files.items():

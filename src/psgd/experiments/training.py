@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from .. import PSGD, Affine, c1, c2, c3
+from .. import PSGD, Affine, Kronecker, c1, c2, c3
 from .run import Row
 
 CRITERIA = {"c1": c1, "c2": c2, "c3": c3}
@@ -26,10 +26,11 @@ def label(method: str, lr: float) -> str:
 
 
 def optimizer(method: str, model: nn.Module, lr: float, *, seed: int, **options: Any) -> torch.optim.Optimizer:
-    """The optimizer of a method for a model; ``options`` are for PSGD alone."""
+    """The optimizer of a method for a model, with the paper's triangular factors; ``options`` are for PSGD alone."""
     if method in PLAIN:
         return PLAIN[method](model.parameters(), lr=lr)
     groups = Affine.groups(model) if isinstance(options.get("blocks"), Affine) else model.parameters()
+    options = {"preconditioner": Kronecker(inverse_free=False)} | options
     return PSGD(groups, lr, criterion=CRITERIA[method], seed=seed, **options)
 
 

@@ -4,6 +4,7 @@ from .base import Factor, Group, Structure
 from .diagonal import Diagonal
 from .kronecker import Kronecker
 from .limited_memory import LimitedMemory
+from .low_rank import LowRank
 from .triangular import Dense
 
-__all__ = ["Dense", "Diagonal", "Factor", "Group", "Kronecker", "LimitedMemory", "Structure"]
+__all__ = ["Dense", "Diagonal", "Factor", "Group", "Kronecker", "LimitedMemory", "LowRank", "Structure"]

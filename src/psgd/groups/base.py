@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..normalize import Normalization, Projected
+from ..normalize import MaxAbs, Normalization, Projected
 from ..tangent import Tangent, fold, largest, unfold
 
 
@@ -63,6 +63,11 @@ class Factor(ABC):
 
     @abstractmethod
     def describe(self) -> str: ...
+
+    def P(self) -> Tensor:
+        """``QᵀQ``, shape ``(B, n, n)``; of diagonal factors the diagonal, ``(B, n)``."""
+        Q = self.dense()
+        return Q.mT @ Q
 
     def buffers(self) -> dict[str, Tensor]:
         return {part: getattr(self, part) for part in self.parts}
@@ -116,9 +121,21 @@ class Group:
     def solve_t(self, v: Tensor) -> Tensor:
         return self._along_axes("solve_t", v)
 
+    def a(self, dgrad: Tensor) -> Tensor:
+        """A change of the gradient as the local coordinates of the group show it: here ``Q δg``."""
+        return self.apply(dgrad)
+
+    def b(self, dtheta: Tensor) -> Tensor:
+        """A change of the parameters as the local coordinates of the group show it: here ``Q⁻ᵀ δθ``."""
+        return self.solve_t(dtheta)
+
     def precondition(self, g: Tensor) -> Tensor:
         """``P g = Qᵀ Q g``"""
         return self.apply_t(self.apply(g))
+
+    def precondition_parts(self, g: Tensor) -> tuple[Tensor, Tensor | None]:
+        """``P g`` as an array, and what it still has to be multiplied with, if anything; both ``(B, *dims)``."""
+        return self.precondition(g), None
 
     def _along_axes(self, linear_map: str, v: Tensor) -> Tensor:
         shape = v.shape
@@ -131,7 +148,7 @@ class Group:
         self,
         tangent: Tangent,
         lr: float | Tensor,
-        normalize: Normalization,
+        normalize: Normalization | None = None,
         usable: Tensor | None = None,
     ) -> None:
         """``Q_i ← (I − lr / ‖∇E_i‖ · ∇E_i) Q_i`` for every factor, where ``usable`` (B) is true.
@@ -143,7 +160,7 @@ class Group:
         informative = tangent.unit_()
         usable = informative if usable is None else usable & informative
         for axis, factor in enumerate(self.factors):
-            factor.descend_(tangent.unfold(axis), lr, normalize, usable, self._limit(tangent.x.dtype))
+            factor.descend_(tangent.unfold(axis), lr, normalize or MaxAbs(), usable, self._limit(tangent.x.dtype))
         self._balance_(usable)
 
     def _limit(self, dtype: torch.dtype) -> float:
@@ -181,7 +198,7 @@ class Group:
 
     def bind(self, buffers: dict[str, Tensor]) -> Group:
         """The same group over other tensors: ``group.bind(group.buffers())`` equals ``group``."""
-        return Group(
+        return type(self)(
             self.dims,
             [
                 type(factor)(**{part: buffers[f"Q{axis}_{part}"] for part in factor.parts})
@@ -198,6 +215,21 @@ class Group:
 
 class Structure(ABC):
     """What ``P`` may look like: makes the group for a block of a given shape."""
+
+    @property
+    def precond_lr(self) -> float:
+        """Step size of ``Q`` where PSGD is not told otherwise."""
+        return 0.01
+
+    @property
+    def inverts(self) -> bool:
+        """Whether ``Q`` is inverted to fit it: not in bfloat16."""
+        return True
+
+    @property
+    def own_normalization(self) -> bool:
+        """Whether the step of ``Q`` is normalised in the group's own way, so that there is nothing to choose."""
+        return False
 
     @abstractmethod
     def init(self, shape: Sequence[int], *, batch: int = 1, dtype: torch.dtype, device: torch.device | str) -> Group:

@@ -47,6 +47,9 @@ class DiagonalFactor(Factor):
     def set_diagonal_(self, values: Tensor) -> None:
         self.diag.copy_(values)
 
+    def P(self) -> Tensor:
+        return self.diag.square()
+
     def dense(self) -> Tensor:
         return self.diag.diag_embed()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,30 +10,57 @@ import torch
 
 from .base import Factor, Group, Structure
 from .diagonal import DiagonalFactor
+from .inverse_free import InverseFree, NearSymmetric
 from .triangular import Triangular
 
 
 @dataclass(frozen=True)
 class Kronecker(Structure):
-    """One factor for each axis of a block, triangular up to ``max_dense``, diagonal above.
+    """One factor for each axis of a block, dense where the axis is not too long, else diagonal.
 
     A matrix of gradients ``G`` is preconditioned as ``P_0 G P_1``. Axes of size one are left out; a scalar gets a
     single number.
 
     Args:
-        max_dense: the longest axis that gets a triangular factor; 0 makes every factor diagonal
+        max_dense: the longest axis that gets a dense factor; 0 makes every factor diagonal
+        max_skew: how many times longer than the product of the other axes such an axis may be. A gradient shows a
+            factor no more directions than there are columns, so a factor of a long vector would learn too slowly for
+            its n² numbers.
+        inverse_free: fit dense factors by matrix products only (``NearSymmetric``), instead of the paper's triangular
+            ones
     """
 
     max_dense: int = 2048
+    max_skew: int = 256
+    inverse_free: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.max_dense, bool) or not isinstance(self.max_dense, int) or self.max_dense < 0:
-            raise ValueError(f"max_dense={self.max_dense!r}: Kronecker wants a whole number of at least 0")
+        for name, least in (("max_dense", 0), ("max_skew", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}={value!r}: Kronecker wants a whole number of at least {least}")
+        if not isinstance(self.inverse_free, bool):
+            raise ValueError(f"inverse_free={self.inverse_free!r}: Kronecker wants True or False")
+
+    @property
+    def precond_lr(self) -> float:
+        return 0.1 if self.inverse_free else 0.01
+
+    @property
+    def inverts(self) -> bool:
+        return not self.inverse_free
+
+    @property
+    def own_normalization(self) -> bool:
+        return self.inverse_free
 
     def init(self, shape: Sequence[int], *, batch: int = 1, dtype: torch.dtype, device: torch.device | str) -> Group:
         dims = [n for n in shape if n > 1] or [1]
+        numel = math.prod(dims)
+        dense: type[NearSymmetric] | type[Triangular] = NearSymmetric if self.inverse_free else Triangular
         factors: list[Factor] = []
         for n in dims:
-            kind: type[Triangular] | type[DiagonalFactor] = Triangular if n <= self.max_dense else DiagonalFactor
+            fits = n <= self.max_dense and n * n <= self.max_skew * numel
+            kind: type[NearSymmetric] | type[Triangular] | type[DiagonalFactor] = dense if fits else DiagonalFactor
             factors.append(kind.identity(batch, n, dtype, device))
-        return Group(dims, factors)
+        return InverseFree(dims, factors) if self.inverse_free else Group(dims, factors)

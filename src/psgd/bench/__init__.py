@@ -1,0 +1,12 @@
+"""Benchmarks: what the optimizer costs and what it gains, beside others; one module each.
+
+A new one is a module with a ``BENCHMARK``: how a ``Plan`` becomes tasks (generators of rows, at the top of a module),
+and how their outcomes become a table and a picture. Processes, time limits, failures and files are not its business.
+"""
+
+from __future__ import annotations
+
+from . import dense, kron, problems, step
+from .benchmark import Benchmark
+
+BENCHMARKS: dict[str, Benchmark] = {module.BENCHMARK.name: module.BENCHMARK for module in (dense, kron, step, problems)}

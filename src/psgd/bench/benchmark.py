@@ -1,0 +1,179 @@
+"""A benchmark: what it measures, its table and its picture; how it is carried out, and the files it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure as Picture
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from ..experiments.drawing import images
+from ..experiments.environment import MACHINE, VERSIONS, environment, together
+from ..experiments.figure import Table
+from ..experiments.store import write_bytes
+from .isolate import Outcome, Row, Task, measure
+from .peers import Peer
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for.
+
+    Args:
+        device: where it is measured
+        peers: with whom we are compared
+        model: the name of one of the benchmark's models; None for its own choice, which may depend on the device
+        quick: smaller, for a first look
+        limit: seconds for each measurement, instead of the benchmark's own number
+    """
+
+    device: str = "cpu"
+    peers: Sequence[Peer] = ()
+    model: str | None = None
+    quick: bool = False
+    limit: float | None = None
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.startswith("cuda")
+
+    def options(self) -> list[str]:
+        """As the command line has them: what repeats the run."""
+        words = ["--device", self.device, "--peers", ",".join(peer.name for peer in self.peers) or "none"]
+        words += ["--model", self.model] if self.model is not None else []
+        words += ["--quick"] if self.quick else []
+        return words + (["--limit", f"{self.limit:g}"] if self.limit is not None else [])
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One table and one picture.
+
+    Args:
+        name: as the command line knows it
+        title: a heading
+        about: what is measured, and how; for who reads the table
+        tasks: the measurements of a plan, each of which gets a process of its own. Those that fail are listed under
+            the table by the framework.
+        table: of what came out; it gets all outcomes, and those that failed may have rows or none
+        draw: the picture of the same; there may be nothing to draw
+        models: names for ``--model``; none for a benchmark that has no such choice
+        compares: whether it has peers
+    """
+
+    name: str
+    title: str
+    about: str
+    tasks: Callable[[Plan], list[Task]]
+    table: Callable[[Sequence[Outcome]], Table]
+    draw: Callable[[Sequence[Outcome]], Picture]
+    models: Sequence[str] = ()
+    compares: bool = True
+
+    def command(self, plan: Plan) -> str:
+        options = plan.options()
+        if not self.compares:
+            del options[2:4]
+        return shlex.join(["psgd", "bench", self.name, *options])
+
+
+def run(benchmark: Benchmark, plan: Plan, console: Console) -> list[Outcome]:
+    """Measure one after the other, so that they do not share the machine, and say how far it is."""
+    tasks = benchmark.tasks(plan)
+    outcomes = []
+    console.print(f"{benchmark.name}: {benchmark.title}, on {environment(plan.device)['device']}", highlight=False)
+    for number, task in enumerate(tasks, 1):
+        text = f"[{number}/{len(tasks)}] {task.label}"
+        with console.status(text, spinner="line") as status:  # on a terminal alone
+            outcome = measure(task, lambda row, text=text: status.update(f"{text}: {_brief(row)}"))  # type: ignore[misc]
+        end = outcome.failure or f"{_brief(outcome.row)} ({outcome.seconds:.1f} s)"
+        console.print(f"{text}: {end}", highlight=False, markup=False, soft_wrap=True)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _brief(row: Row) -> str:
+    """The last few numbers of a row."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in list(row.items())[-3:] if isinstance(value, int | float))
+
+
+def show(benchmark: Benchmark, outcomes: Sequence[Outcome], console: Console) -> None:
+    """The table, and what failed."""
+    table = benchmark.table(outcomes)
+    rich = RichTable(title=benchmark.title, caption=table.caption, caption_justify="left", title_justify="left")
+    for k, column in enumerate(table.columns):
+        rich.add_column(column, justify="right" if k else "left", no_wrap=not k)
+    for row in table.rows:
+        rich.add_row(*row)
+    console.print(rich)
+    for outcome in failed(outcomes):
+        console.print(f"{outcome.label}: {outcome.failure}", highlight=False, markup=False, soft_wrap=True)
+
+
+def failed(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return [outcome for outcome in outcomes if outcome.failure is not None]
+
+
+def write(benchmark: Benchmark, plan: Plan, outcomes: Sequence[Outcome], directory: Path) -> list[Path]:
+    """``NAME.json``, ``NAME.png`` and ``NAME.svg``, each all new or all old; returns where they are."""
+    files = images(benchmark.draw(outcomes), benchmark.name)
+    files["json"] = (json.dumps(summary(benchmark, plan, outcomes), indent=1, ensure_ascii=False) + "\n").encode()
+    paths = []
+    for kind, content in sorted(files.items()):
+        paths.append(directory / f"{benchmark.name}.{kind}")
+        write_bytes(paths[-1], content)
+    return paths
+
+
+def summary(benchmark: Benchmark, plan: Plan, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    here = environment(plan.device)
+    table = benchmark.table(outcomes)
+    versions = {peer.package: peer.version for peer in plan.peers if peer.version is not None}
+    return {
+        "name": benchmark.name,
+        "title": benchmark.title,
+        "about": benchmark.about,
+        "command": benchmark.command(plan),
+        "settings": {
+            "device": plan.device,
+            "peers": [peer.name for peer in plan.peers],
+            "model": plan.model,
+            "quick": plan.quick,
+        },
+        "table": {"caption": table.caption, "columns": table.columns, "rows": table.rows},
+        "measurements": [
+            {
+                "label": outcome.label,
+                "failure": outcome.failure,
+                "details": outcome.details,
+                "seconds": round(outcome.seconds, 2),
+                "limit": outcome.task.limit,
+                "threads": outcome.task.threads,
+                "settings": {name: _named(value) for name, value in outcome.task.settings.items()},
+                "rows": [dict(_plain(row)) for row in outcome.rows],
+            }
+            for outcome in outcomes
+        ],
+        "versions": together([here], VERSIONS) | versions,
+        "machine": together([here], MACHINE),
+        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def _plain(row: Row) -> Iterator[tuple[str, Any]]:
+    """JSON has no infinity, and no number that is none."""
+    for name, value in row.items():
+        yield name, None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _named(value: Any) -> Any:
+    """A setting as JSON has it: numbers and texts as they are, objects by their names."""
+    return value if isinstance(value, int | float | str | list) else getattr(value, "name", repr(value))

@@ -1,0 +1,111 @@
+"""A small character-level GPT and its text: the model that ``psgd bench lm`` trains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as fn
+
+
+@dataclass(frozen=True)
+class Shape:
+    layers: int = 6
+    heads: int = 6
+    width: int = 384
+    context: int = 256
+    batch: int = 64
+    dropout: float = 0.2
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads, self.dropout = shape.heads, shape.dropout
+        self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=False)
+        self.out = nn.Linear(shape.width, shape.width, bias=False)
+        self.drop = nn.Dropout(shape.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time, width = x.shape
+        q, k, v = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        y = fn.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        return self.drop(self.out(y.transpose(1, 2).reshape(batch, time, width)))
+
+
+class Layer(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(shape.width), nn.LayerNorm(shape.width)
+        self.attention = Attention(shape)
+        self.up = nn.Linear(shape.width, 4 * shape.width, bias=False)
+        self.down = nn.Linear(4 * shape.width, shape.width, bias=False)
+        self.drop = nn.Dropout(shape.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.drop(self.down(fn.gelu(self.up(self.norm2(x)))))
+
+
+class GPT(nn.Module):
+    """Tokens and places are embedded; the embedding of tokens also reads the answer off."""
+
+    def __init__(self, vocabulary: int, shape: Shape) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, shape.width)
+        self.places = nn.Embedding(shape.context, shape.width)
+        self.drop = nn.Dropout(shape.dropout)
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.norm = nn.LayerNorm(shape.width)
+        for name, p in self.named_parameters():
+            if p.ndim == 2:
+                # What is added to the stream of activations starts smaller, the more often that is done.
+                adds = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(p, std=0.02 / (math.sqrt(2 * shape.layers) if adds else 1))
+
+    def hidden(self) -> list[nn.Parameter]:
+        """The matrices of hidden layers, which is what Muon is for."""
+        return [p for p in self.layers.parameters() if p.ndim == 2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        stream = self.drop(self.tokens(x) + self.places.weight[: x.shape[1]])
+        for layer in self.layers:
+            stream = layer(stream)
+        return fn.linear(self.norm(stream), self.tokens.weight)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return fn.cross_entropy(self(x).flatten(0, 1).float(), y.flatten())
+
+
+class Text:
+    """A text as numbers: nine tenths to train on, the rest to validate."""
+
+    def __init__(self, path: Path, device: str) -> None:
+        characters = path.read_text(encoding="utf-8", errors="replace")
+        known = sorted(set(characters))
+        number = {c: i for i, c in enumerate(known)}
+        data = torch.tensor([number[c] for c in characters], dtype=torch.int64)
+        cut = len(data) * 9 // 10
+        self.vocabulary = len(known)
+        self.train, self.rest = data[:cut].to(device), data[cut:].to(device)
+
+    def batches(self, seed: int, shape: Shape) -> Iterator[tuple[Tensor, Tensor]]:
+        """Random windows; each optimizer sees the same ones."""
+        generator = torch.Generator().manual_seed(seed)
+        offsets = torch.arange(shape.context + 1, device=self.train.device)
+        while True:
+            starts = torch.randint(len(self.train) - shape.context - 1, (shape.batch, 1), generator=generator)
+            windows = self.train[starts.to(self.train.device) + offsets]
+            yield windows[:, :-1], windows[:, 1:]
+
+    def validation(self, shape: Shape, most: int | None = None) -> list[tuple[Tensor, Tensor]]:
+        """All of the rest, window by window."""
+        count = (len(self.rest) - 1) // shape.context
+        windows = [self.rest[i * shape.context : (i + 1) * shape.context + 1] for i in range(count)]
+        stacked = torch.stack(windows)[:most]
+        return [(part[:, :-1], part[:, 1:]) for part in stacked.split(shape.batch)]

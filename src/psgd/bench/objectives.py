@@ -1,0 +1,234 @@
+"""The problems on which optimizers are compared: four of the paper's own, and four of ``hard``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import PSGD, Affine, Dense, Joint, Kronecker, Spectral
+from ..experiments import digits, equalizer, mnist, recurrent, zebra
+from .hard import Start, start_logistic, start_rosenbrock, start_tensor
+from .isolate import SkippedError
+from .peers import Peer, Steps
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A loss, and a number that is to come under a target.
+
+    Args:
+        name: as ``--model`` has it
+        title: for pictures
+        goal: what is to come under the target
+        target: when it counts as solved
+        start: makes it, from a device and a seed
+        plain: three step sizes for SGD; with momentum a third of them
+        adaptive: three step sizes for Adam, and for all whose steps do not depend on the scale of the loss
+        psgd: the choices and numbers of PSGD
+        every: steps from one look at the goal to the next
+        seconds: of optimisation, after which it counts as not solved
+    """
+
+    name: str
+    title: str
+    goal: str
+    target: float
+    start: Callable[[str, int], Start]
+    plain: tuple[float, float, float]
+    adaptive: tuple[float, float, float]
+    psgd: Mapping[str, Any] = field(default_factory=dict)
+    every: int = 1
+    seconds: float = 20.0
+
+    def fitted(self) -> Peer:
+        """PSGD with curvature from finite differences, as the problem wants it."""
+        choices = {name: value for name, value in self.psgd.items() if name != "lr"}
+        return Peer("PSGD", partial(fitted, **choices), lr=self.psgd["lr"], closure=True)
+
+    def rates(self, peer: Peer) -> list[float]:
+        """The step sizes to try: around those of SGD or of Adam, as much larger as those of the peer usually are."""
+        if peer.closure:
+            return [peer.lr]
+        usual, three = (0.1, self.plain) if peer.plain else (1e-3, self.adaptive)
+        return [float(f"{rate * peer.lr / usual:.3g}") for rate in three]
+
+
+def fitted(params: list[Tensor], hidden: list[Tensor], lr: float, **options: Any) -> Steps:
+    groups: Any = params
+    if isinstance(options.get("blocks"), Affine):  # weights and biases alternate in all these networks
+        groups = [{"params": list(layer)} for layer in zip(params[::2], params[1::2], strict=True)]
+    return PSGD(groups, lr, **options)
+
+
+# ---------------------------------------------------------------- the paper's
+
+
+def start_zebra(device: str, seed: int) -> Start:
+    model, data = zebra.start(seed)
+    model.to(device)
+    x = zebra.grid(100).reshape(-1, 2)
+    x, y = x.to(device), zebra.label(x).to(device)
+
+    @torch.no_grad()
+    def judge() -> float:
+        return float(zebra.loss(model, x, y))
+
+    moved = ((x.to(device), y.to(device)) for x, y in data)
+    return Start(list(model.parameters()), moved, partial(zebra.loss, model), judge)
+
+
+def start_equalizer(device: str, seed: int) -> Start:
+    w = equalizer.start().to(device).requires_grad_()
+    data = ((windows.to(device),) for (windows,) in equalizer.batches(torch.Generator().manual_seed(seed)))
+    return Start([w], data, partial(equalizer.loss, w), partial(equalizer.isi, w))
+
+
+def start_addition(device: str, seed: int, length: int = 30) -> Start:
+    task = recurrent.PROBLEMS["addition"]
+    model, generator = task.start(seed)
+    model.to(device)
+    tests = next(task.batches(torch.Generator().manual_seed(2**31 + seed), length, device, recurrent.TEST))
+
+    @torch.no_grad()
+    def judge() -> float:
+        return float(task.loss(model, *tests))
+
+    data = task.batches(generator, length, device)
+    return Start(list(model.parameters()), data, partial(task.loss, model), judge)
+
+
+def start_mnist(device: str, seed: int) -> Start:
+    # Never a download in the middle of a measurement.
+    folder = Path(os.environ.get("PSGD_DATA") or mnist.cache())
+    try:
+        images, labels, test_images, test_labels = digits.tensors(folder, device)
+    except mnist.DataError as error:
+        raise SkippedError(f"skipped: {error}") from None
+    generator = torch.Generator().manual_seed(seed)
+    model = digits.network([300], generator).to(device)
+    cost = digits.LOSSES["cross entropy"]
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return cost(model(x), y)
+
+    def judge() -> float:
+        return digits.judge(model, cost, test_images, test_labels)[1]
+
+    return Start(list(model.parameters()), digits.batches(images, labels, generator), loss, judge)
+
+
+#: step sizes go from gentle ones to the longest that are stable
+PROBLEMS: dict[str, Problem] = {
+    problem.name: problem
+    for problem in (
+        Problem(
+            "zebra",
+            "zebra stripes, 401 parameters",
+            "cross entropy",
+            0.3,
+            start_zebra,
+            plain=(0.3, 1.0, 3.0),
+            adaptive=(3e-3, 1e-2, 3e-2),
+            psgd={"lr": 0.1, "preconditioner": Dense(), "blocks": Joint()},
+            every=100,
+            seconds=40.0,
+        ),
+        Problem(
+            "equalizer",
+            "blind equalizer, 21 taps",
+            "interference",
+            0.1,
+            start_equalizer,
+            plain=(0.005, 0.01, 0.02),
+            adaptive=(3e-3, 1e-2, 3e-2),
+            psgd={"lr": 0.02, "preconditioner": Dense()},
+            every=50,
+        ),
+        Problem(
+            "addition",
+            "addition by an RNN over 30 steps",
+            "squared error",
+            0.01,
+            start_addition,
+            plain=(0.03, 0.1, 0.3),
+            adaptive=(3e-4, 1e-3, 3e-3),
+            psgd={"lr": 0.5, "precond_lr": 0.1, "max_norm": 0.05, "momentum": 0.9, "blocks": Affine()},
+            every=20,
+        ),
+        Problem(
+            "mnist",
+            "MNIST, 300 hidden nodes",
+            "test error",
+            0.025,
+            start_mnist,
+            plain=(0.03, 0.1, 0.3),
+            adaptive=(3e-4, 1e-3, 3e-3),
+            psgd={
+                "lr": 0.1,
+                "blocks": Affine(),
+                "preconditioner": Kronecker(inverse_free=False),
+                "update_every": 10,
+            },
+            every=60,
+            seconds=60.0,
+        ),
+        Problem(
+            "rosenbrock2",
+            "Rosenbrock in 2 dimensions",
+            "loss",
+            1e-8,
+            start_rosenbrock,
+            plain=(3e-4, 1e-3, 2e-3),
+            adaptive=(1e-2, 3e-2, 1e-1),
+            psgd={"lr": 0.5, "precond_lr": 0.1, "max_norm": 1.0, "preconditioner": Dense()},
+            every=10,
+        ),
+        Problem(
+            "rosenbrock100",
+            "Rosenbrock in 100 dimensions",
+            "loss",
+            1e-6,
+            partial(start_rosenbrock, dimensions=100),
+            plain=(3e-4, 1e-3, 2e-3),
+            adaptive=(3e-3, 1e-2, 3e-2),
+            psgd={
+                "lr": 0.1,
+                "precond_lr": 0.3,
+                "max_norm": 1.0,
+                "momentum": 0.9,
+                "preconditioner": Dense(),
+                "normalize": Spectral(),
+            },
+            every=10,
+        ),
+        Problem(
+            "logistic",
+            "logistic regression, condition 1e6",
+            "loss over the least",
+            1e-4,
+            start_logistic,
+            plain=(3.0, 10.0, 30.0),
+            adaptive=(0.1, 0.3, 1.0),
+            psgd={"lr": 1.0, "precond_lr": 0.3},
+            every=10,
+        ),
+        Problem(
+            "tensor",
+            "rank 10 of a 30 × 30 × 30 tensor",
+            "relative squared error",
+            1e-6,
+            start_tensor,
+            plain=(0.3, 1.0, 3.0),
+            adaptive=(1e-2, 3e-2, 1e-1),
+            psgd={"lr": 0.5, "precond_lr": 0.1, "max_norm": 10.0},
+            every=10,
+        ),
+    )
+}

@@ -1,0 +1,62 @@
+"""How long something takes: by events of the device where there is one, else by the clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+
+def wait_for(device: str) -> None:
+    """Until all that was asked of the device is done."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def _nothing() -> None:
+    pass
+
+
+def milliseconds(
+    function: Callable[[], object],
+    device: str,
+    *,
+    repeat: int = 20,
+    warmup: int = 5,
+    before: Callable[[], object] = _nothing,
+) -> list[float]:
+    """The times of ``repeat`` calls, after some that do not count; ``before`` is called before each, and not timed."""
+    for _ in range(warmup):
+        before()
+        function()
+    wait_for(device)
+    if not device.startswith("cuda"):
+        return [_by_clock(function, before) for _ in range(repeat)]
+    # Marks in the stream of work, read at the end: the host never waits in between, as in training.
+    with torch.cuda.device(device):
+        marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeat)]
+        for begin, end in marks:
+            before()
+            begin.record()
+            function()
+            end.record()
+        torch.cuda.synchronize(device)
+        return [begin.elapsed_time(end) for begin, end in marks]
+
+
+def _by_clock(function: Callable[[], object], before: Callable[[], object]) -> float:
+    before()
+    begin = time.perf_counter()
+    function()
+    return 1000 * (time.perf_counter() - begin)
+
+
+def typical(function: Callable[[], object], device: str, *, seconds: float = 1.0, most: int = 50) -> float:
+    """The median time of a call, of as many calls as fit in about so many seconds: at least three, at most ``most``."""
+    function()
+    wait_for(device)
+    once = max(milliseconds(function, device, repeat=1, warmup=1)[0], 1e-3)
+    repeat = min(max(int(1000 * seconds / once), 3), most)
+    return median(milliseconds(function, device, repeat=repeat, warmup=0))

@@ -1,0 +1,249 @@
+"""Kronecker factors that are fitted with matrix products only: no triangular solves, which are slow on GPUs.
+
+A step ``dQ = Q^½ E Q^1.5`` (arXiv:2402.11858) with ``Q = Qᵀ`` sees a change of the gradient as ``a = P δg`` and one of
+the parameters as ``b = δθ``. So for criterion 3 ``Q ← Q − μ (a aᵀ − b bᵀ) Q``, and nothing is ever inverted. Each
+step turns ``Q`` a little out of symmetry; a small rotation, which ``P = QᵀQ`` does not see, turns it back.
+
+Of the coordinates in that paper this one fits best, and it stays bounded in bfloat16: ``psgd bench fit``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..normalize import Normalization, Projected
+from ..tangent import Tangent, largest, unfold
+from .base import Factor, Group
+from .diagonal import DiagonalFactor
+
+
+class NearSymmetric(Factor):
+    """A stack of matrices ``Q ≈ Qᵀ``, ``(B, n, n)``."""
+
+    parts = ("full",)
+
+    def __init__(self, full: Tensor) -> None:
+        self.full = full
+
+    @classmethod
+    def identity(cls, batch: int, n: int, dtype: torch.dtype, device: torch.device | str) -> NearSymmetric:
+        Q = cls(torch.zeros(batch, n, n, dtype=dtype, device=device))
+        Q.diagonal().fill_(1)
+        return Q
+
+    def apply(self, v: Tensor) -> Tensor:
+        return self.full @ v
+
+    def apply_t(self, v: Tensor) -> Tensor:
+        return self.full.mT @ v
+
+    def solve(self, v: Tensor) -> Tensor:
+        """Not for training: only criterion 1 and the diagnostics ask for it."""
+        return _solve(self.full, v)
+
+    def solve_t(self, v: Tensor) -> Tensor:
+        return _solve(self.full.mT, v)
+
+    def project(self, tangent: Tangent) -> Projected:
+        return tangent
+
+    def descend_off_diagonal_(self, tangent: Tangent, step: Tensor, scale: Tensor) -> None:
+        raise NotImplementedError("the group moves its factors itself")
+
+    def diagonal(self) -> Tensor:
+        return self.full.diagonal(dim1=1, dim2=2)
+
+    def set_diagonal_(self, values: Tensor) -> None:
+        self.diagonal().copy_(values)
+
+    def dense(self) -> Tensor:
+        return self.full
+
+    def describe(self) -> str:
+        return f"symmetric {self.full.shape[-1]}"
+
+
+class InverseFree(Group):
+    """A Kronecker product of near-symmetric and diagonal factors, in the coordinates ``dQ = Q^½ E Q^1.5``.
+
+    ``Fleet`` whitens many such groups at once, without random numbers.
+    """
+
+    def a(self, dgrad: Tensor) -> Tensor:
+        return self.precondition(dgrad)
+
+    def b(self, dtheta: Tensor) -> Tensor:
+        return dtheta
+
+    def precondition(self, g: Tensor) -> Tensor:
+        v, scale = self.precondition_parts(g)
+        return (v if scale is None else v * scale).reshape(g.shape)
+
+    def precondition_parts(self, g: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A long diagonal factor is left to be multiplied with what else scales the step: that saves a pass."""
+        v = g.reshape(g.shape[0], *self.dims)
+        long, diagonals = None, [i for i, factor in enumerate(self.factors) if isinstance(factor, DiagonalFactor)]
+        if diagonals and len(diagonals) < len(self.factors):
+            long = diagonals[0]
+        for axis, factor in enumerate(self.factors):
+            if isinstance(factor, NearSymmetric) and v[0].numel() <= v.shape[axis + 1] ** 2:
+                v = multiply_axis(factor.full.mT, multiply_axis(factor.full, v, axis), axis)
+            elif axis != long:
+                v = multiply_axis(factor.P(), v, axis)
+        return v, None if long is None else along(self.factors[long].P(), v, long)
+
+    def descend_(
+        self,
+        tangent: Tangent,
+        lr: float | Tensor,
+        normalize: Normalization | None = None,
+        usable: Tensor | None = None,
+    ) -> None:
+        """``Q_i ← (I − lr / L · S_i) Q_i``, where ``L`` bounds ``‖a aᵀ‖ + ‖b bᵀ‖`` and so ``‖S_i‖``.
+
+        As the size of the step is not normalised by ``S`` itself, it vanishes with ``S``: on a fixed Hessian ``Q``
+        converges. Criteria without such a difference are normalised by ``‖S_i‖``.
+        """
+        count = tangent.x.shape[0]
+        x, y = (v.reshape(count, *self.dims) for v in (tangent.x, tangent.y))
+        if tangent.is_difference:
+            y.mul_(0.5)
+        else:
+            # x yᵀ + y xᵀ = (p pᵀ − m mᵀ) / 2 for p, m = x ± y, best conditioned where x and y are of one size
+            for v in (x, y):
+                v.div_(along(largest(v).clamp_min(torch.finfo(v.dtype).tiny), v))
+        plus = x + y
+        minus = y.sub_(x)
+        # They will be squared: keep them within the range of the number format.
+        size = torch.maximum(largest(plus), largest(minus))
+        fine = torch.isfinite(size) & (size > 0)
+        usable = fine if usable is None else usable & fine
+        for v in (plus, minus):
+            v.div_(along(torch.where(fine, size, 1.0), v))
+        for axis, factor in enumerate(self.factors):
+            _descend_factor_(factor, gram(plus, axis, factor), gram(minus, axis, factor), tangent, lr, usable)
+        self._balance_(usable)
+
+
+def _descend_factor_(
+    factor: Factor, plus: Tensor, minus: Tensor, tangent: Tangent, lr: float | Tensor, usable: Tensor
+) -> None:
+    bound = norm_(plus)[0] + norm_(minus)[0]
+    S = plus.sub_(minus)
+    del minus
+    if not tangent.is_difference:
+        bound = norm_(S)[0]
+    frobenius = torch.linalg.vector_norm(S.flatten(1), dim=1)
+    bound = torch.maximum(bound, frobenius * lr / 2).to(S.dtype)
+    step = torch.where(usable & torch.isfinite(bound) & (bound > 0), lr / bound, 0.0).to(S.dtype)
+    if isinstance(factor, NearSymmetric):
+        move_(factor.full, S, step.view(-1, 1, 1))
+        del S
+        turn_(factor.full, step > 0)
+    else:
+        S = (S * step[:, None]).masked_fill_((step == 0)[:, None], 0)
+        factor.set_diagonal_(factor.diagonal() * (1 - S))
+
+
+def along(values: Tensor, v: Tensor, axis: int | None = None) -> Tensor:
+    """``values`` ``(B,)``, or ``(B, n)`` along an axis, ready to be multiplied with ``v`` ``(B, *dims)``."""
+    shape = [1] * v.ndim
+    shape[0] = len(values)
+    if axis is not None:
+        shape[axis + 1] = values.shape[1]
+    return values.view(shape)
+
+
+def multiply_axis(M: Tensor, v: Tensor, axis: int) -> Tensor:
+    """A matrix, or the diagonal of one, times ``v`` along an axis. No axis is moved."""
+    if M.ndim == 2:
+        return v * along(M, v, axis)
+    shape = v.shape
+    n = shape[axis + 1]
+    before, after = math.prod(shape[1 : axis + 1]), math.prod(shape[axis + 2 :])
+    if before == 1:
+        return torch.bmm(M, v.reshape(-1, n, after)).view(shape)
+    if after == 1:
+        return torch.bmm(v.reshape(-1, before, n), M.mT).view(shape)
+    return (M[:, None] @ v.reshape(-1, before, n, after)).view(shape)
+
+
+def gram_(v: Tensor, axis: int, out: Tensor) -> None:
+    """``V Vᵀ`` for ``v`` unfolded along an axis, into ``(B, n, n)``; into ``(B, n)`` the roots of its diagonal."""
+    if out.ndim == 2:
+        others = [i for i in range(1, v.ndim) if i != axis + 1]
+        if others:
+            torch.linalg.vector_norm(v, dim=others, dtype=out.dtype, out=out)
+        else:
+            out.copy_(v)
+    elif axis == v.ndim - 2 and axis > 0:
+        v = v.reshape(v.shape[0], -1, v.shape[-1])
+        _product(v.mT, v, out)
+    else:
+        v = unfold(v, axis)
+        _product(v, v.mT, out)
+
+
+def _product(x: Tensor, y: Tensor, out: Tensor) -> None:
+    """``x y``; from bfloat16 where float32 products may be rounded anyway, as this is an estimate from one gradient."""
+    if x.is_cuda and x.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        low = x.to(torch.bfloat16)
+        torch.bmm(low, low.mT, out_dtype=torch.float32, out=out)
+    else:
+        torch.bmm(x, y, out=out)
+
+
+def gram(v: Tensor, axis: int, factor: Factor) -> Tensor:
+    """``V Vᵀ``, or for a diagonal factor its diagonal."""
+    n = v.shape[axis + 1]
+    dense = isinstance(factor, NearSymmetric)
+    out = v.new_empty((v.shape[0], n, n) if dense else (v.shape[0], n))
+    gram_(v, axis, out)
+    return out if dense else out.square_()
+
+
+def norm_(S: Tensor, iterations: int = 2) -> tuple[Tensor, Tensor]:
+    """An estimate of ``‖S‖₂``, never over it, by power iteration from the longest column; and ``‖S‖²_F``.
+
+    In float32 or better. Exact for diagonals.
+    """
+    dtype = torch.promote_types(S.dtype, torch.float32)
+    if S.ndim == 2:
+        return largest(S).to(dtype), S.to(dtype).square().sum(1)
+    lengths = torch.linalg.vector_norm(S, dim=1, dtype=dtype)
+    longest, index = lengths.max(1)
+    v = S.gather(2, index.view(-1, 1, 1).expand(-1, S.shape[1], 1))
+    norm = longest
+    for _ in range(iterations):
+        v = S @ (v / norm.clamp_min(torch.finfo(dtype).tiny).to(S.dtype).view(-1, 1, 1))
+        norm = torch.linalg.vector_norm(v, dim=(1, 2), dtype=dtype)
+    return torch.maximum(norm, longest), lengths.square_().sum(1)
+
+
+def move_(Q: Tensor, S: Tensor, step: Tensor) -> None:
+    """``Q ← Q − step · S Q``; where the step is zero, ``Q`` keeps its bits. ``S`` is used up."""
+    # A tangent that overflowed has a step of zero, but is not zero itself.
+    torch.where(step > 0, torch.baddbmm(Q, S.mul_(step), Q, alpha=-1), Q, out=Q)
+
+
+def turn_(Q: Tensor, usable: Tensor) -> None:
+    """Turn ``Q`` back towards symmetry, where ``usable`` (B).
+
+    Among all rotations of ``Q`` the symmetric one has the largest trace (Procrustes), and ``R = Qᵀ − Q`` points there.
+    ``Q + t R Q`` with the ``t`` of the largest trace is that rotation to first order, as ``t`` is small.
+    """
+    R = Q.mT - Q
+    longest = torch.linalg.vector_norm(R, 1, dim=2).amax(1)  # at least ‖R‖
+    RQ = R @ Q
+    slope = RQ.diagonal(dim1=1, dim2=2).sum(1)
+    bend = -R.mul_(RQ).sum((1, 2))  # the trace of R R Q
+    t = torch.where(usable & (bend < 0), torch.minimum(-slope / bend, 0.5 / longest), 0.0)
+    Q.addcmul_(RQ, t.view(-1, 1, 1))
+
+
+def _solve(M: Tensor, v: Tensor) -> Tensor:
+    dtype = torch.promote_types(M.dtype, torch.float32)
+    return torch.linalg.solve(M.to(dtype), v.to(dtype)).to(v.dtype)

@@ -1,0 +1,257 @@
+"""A diagonal and a change of low rank, ``Q = (I + U Vᵀ) diag(d)``, as in https://arxiv.org/abs/2211.04422.
+
+``Q`` needs no coordinates that happen to be the right ones: with ``r`` columns, ``U`` and ``V`` treat any ``r``
+directions on their own, and ``d`` scales the rest. Its matrices are not one group. But with ``V`` fixed all
+``I + U Vᵀ`` are, so are they with ``U`` fixed, and so are all ``diag(d)``: ``Q`` moves within each of the three, from
+the left by ``U`` and ``V``, from the right by ``d``.
+
+All products cost O(n r), and the small matrix ``K = I + Vᵀ U`` of ``Q⁻¹`` O(n r²).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..normalize import Normalization
+from ..tangent import DiagonalTangent, Tangent, largest
+from .base import Factor, Group, Structure
+from .triangular import Triangular
+
+
+class LowRankTangent:
+    """``E = S W Wᵀ``: what ``S`` lets ``U`` do while ``W = V`` is fixed. With ``W = U``, ``Eᵀ`` is what ``V`` may do.
+
+    It is kept as ``E = [x y] (W [q p])ᵀ`` with ``p = Wᵀx`` and ``q = Wᵀy``. A normalised step does not see a positive
+    factor, so ``x``, ``y`` and ``W`` are scaled to length one first, where no square over- or underflows.
+
+    ``E`` has the eigenvalues of the small symmetric ``p qᵀ + q pᵀ``, and as long as those of ``μ E`` are below one,
+    ``I − μ E`` is invertible. They are what the diagonal is to a triangular matrix, so ``max_diag`` is the largest.
+    """
+
+    def __init__(self, tangent: Tangent, W: Tensor) -> None:
+        size = _length(W)
+        self.per_size = torch.where(size > torch.finfo(size.dtype).tiny, 1 / size, 0.0)
+        x, y = _unit(tangent.x), _unit(tangent.y)
+        self.xy = torch.cat([x, y], -1)
+        self.qp = (W.mT @ torch.cat([y, x], -1)) * self.per_size
+        self.right = W @ (self.qp * self.per_size)
+
+    def diagonal(self) -> Tensor:
+        return (self.xy * self.right).sum(-1)
+
+    def max_diag(self) -> Tensor:
+        """The largest absolute eigenvalue, ``|p·q| + ‖p‖ ‖q‖``."""
+        q, p = self.qp.unbind(-1)
+        return (p * q).sum(-1).abs() + torch.linalg.vector_norm(p, dim=-1) * torch.linalg.vector_norm(q, dim=-1)
+
+    def max_abs(self) -> Tensor:
+        """The length of the longest row, no less than ``max_diag``: the largest element of ``E`` in any basis.
+
+        It takes the place of ``max|E_ij|``, which would cost O(n²).
+        """
+        squares = ((self.xy @ (self.right.mT @ self.right)) * self.xy).sum(-1)
+        return torch.maximum(squares.amax(-1).clamp_min(0).sqrt(), self.max_diag())
+
+    def spectral(self) -> Tensor:
+        """``‖E‖₂``, exactly: its square is the larger eigenvalue of a product of two matrices of size two."""
+        left, right = self.xy.mT @ self.xy, self.right.mT @ self.right
+        half = (left * right).sum((1, 2)) / 2
+        square = half + (half.square() - _det(left) * _det(right)).clamp_min(0).sqrt()
+        return torch.maximum(square.sqrt(), self.max_diag())
+
+
+class LowRankFactor(Factor):
+    """A stack of ``U (B, n, r)``, ``V (B, n, r)`` and ``d (B, n)``.
+
+    ``d`` and the determinant of ``I + U Vᵀ`` stay positive. The diagonal of ``Q`` need not, so ``diagonal`` is that of
+    ``diag(d)`` here.
+    """
+
+    parts = ("U", "V", "diag")
+
+    def __init__(self, U: Tensor, V: Tensor, diag: Tensor) -> None:
+        self.U, self.V, self.diag = U, V, diag
+
+    @classmethod
+    def identity(cls, batch: int, n: int, rank: int, dtype: torch.dtype, device: torch.device | str) -> LowRankFactor:
+        """``U = 0``, and random columns in ``V``: with both zero neither would ever move.
+
+        They are always the same ones, whatever dtype and device.
+        """
+        V = torch.empty(n, rank, dtype=dtype, device=device)
+        if V.device.type != "meta":
+            V.copy_(torch.randn(n, rank, generator=torch.Generator().manual_seed(rank)) / n**0.5)
+        return cls(
+            torch.zeros(batch, n, rank, dtype=dtype, device=device),
+            V.repeat(batch, 1, 1),
+            torch.ones(batch, n, dtype=dtype, device=device),
+        )
+
+    @property
+    def _d(self) -> Tensor:
+        return self.diag[:, :, None]
+
+    def _K(self) -> Tensor:
+        """``K = I + Vᵀ U``, with ``(I + U Vᵀ)⁻¹ = I − U K⁻¹ Vᵀ`` and the same determinant; at least in float32."""
+        K = (self.V.mT @ self.U).to(torch.promote_types(self.U.dtype, torch.float32))
+        return K + torch.eye(K.shape[-1], dtype=K.dtype, device=K.device)
+
+    # The four maps of I + U Vᵀ.
+
+    def _apply(self, v: Tensor) -> Tensor:
+        return v + self.U @ (self.V.mT @ v)
+
+    def _apply_t(self, v: Tensor) -> Tensor:
+        return v + self.V @ (self.U.mT @ v)
+
+    def _solve(self, v: Tensor) -> Tensor:
+        return v - self.U @ _solve(self._K(), self.V.mT @ v)
+
+    def _solve_t(self, v: Tensor) -> Tensor:
+        return v - self.V @ _solve(self._K().mT, self.U.mT @ v)
+
+    def apply(self, v: Tensor) -> Tensor:
+        return self._apply(self._d * v)
+
+    def apply_t(self, v: Tensor) -> Tensor:
+        return self._d * self._apply_t(v)
+
+    def solve(self, v: Tensor) -> Tensor:
+        return self._solve(v) / self._d
+
+    def solve_t(self, v: Tensor) -> Tensor:
+        return self._solve_t(v / self._d)
+
+    def project(self, tangent: Tangent) -> LowRankTangent:
+        """What moves ``U``."""
+        return LowRankTangent(tangent, self.V)
+
+    def project_diagonal(self, tangent: Tangent) -> DiagonalTangent:
+        """What moves ``d``: the diagonal of ``Q⁻¹ S Q``, in which ``d`` itself cancels."""
+        x, y = tangent.x, tangent.y
+        both = torch.cat([x, y], -1)
+        return DiagonalTangent((self._solve(both) * self._apply_t(torch.cat([y, x], -1))).sum(-1))
+
+    def descend_off_diagonal_(self, tangent: LowRankTangent, step: Tensor, scale: Tensor) -> None:
+        """``I + U Vᵀ ← (I − step · E) (I + U Vᵀ)`` by ``U ← U − step · S V K``; to scale ``Q`` is up to ``d``."""
+        qpK = tangent.qp * tangent.per_size + self.U.mT @ tangent.right
+        self.U.baddbmm_(tangent.xy, (qpK * step).mT, alpha=-1)
+
+    def _descend_V_(self, tangent: LowRankTangent, step: Tensor) -> None:
+        """``I + U Vᵀ ← (I − step · Eᵀ) (I + U Vᵀ)`` by ``V ← V − step · (I + V Uᵀ) S U``."""
+        self.V.baddbmm_(self._apply_t(tangent.xy), (tangent.qp * tangent.per_size * step).mT, alpha=-1)
+
+    def descend_(
+        self, tangent: Tangent, lr: float | Tensor, normalize: Normalization, usable: Tensor, limit: float
+    ) -> None:
+        """One normalised step each of ``d``, ``U`` and then ``V``, for every usable block; the others keep their bits.
+
+        ``d`` also takes a step within the multiples of the identity, along the trace ``2 x·y`` of ``S`` in units of
+        its largest possible value. Where ``Q`` is of the wrong size altogether, ``U`` and ``V`` would otherwise do in a
+        few directions what is to be done in all, and keep ``d`` from doing it.
+
+        Steps of ``U`` and ``V`` after which solving would lose more than half of the digits are not taken.
+        """
+        projected = self.project_diagonal(tangent)
+        d = self.diag * (1 - _step(lr, normalize(projected), usable)[:, None] * projected.diagonal())
+        trace = (_unit(tangent.x) * _unit(tangent.y)).sum((1, 2))
+        d *= (1 - lr * torch.where(usable, trace.clamp(-1, 1), 0.0))[:, None]
+        size = largest(self.diag)
+        d *= torch.where(usable & (size > limit), (limit / size).log2().floor().exp2(), 1.0)[:, None]
+
+        new = LowRankFactor(self.U.clone(), self.V.clone(), self.diag)
+        E = new.project(tangent)
+        step = _step(lr, torch.maximum(normalize(E), E.max_diag()), usable)[:, None, None]
+        new.descend_off_diagonal_(E, step, torch.ones_like(step))
+        E = LowRankTangent(tangent, new.U)
+        new._descend_V_(E, _step(lr, torch.maximum(normalize(E), E.max_diag()), usable)[:, None, None])
+        new._balance_()
+
+        most = torch.finfo(d.dtype).eps ** -0.5
+        taken = (usable & (new._sensitivity() <= self._sensitivity().clamp_min(most)))[:, None, None]
+        torch.where(taken, new.U, self.U, out=self.U)
+        torch.where(taken, new.V, self.V, out=self.V)
+        self.diag.copy_(d.clamp_min(float(torch.finfo(d.dtype).max) ** -0.375))
+
+    def _sensitivity(self) -> Tensor:
+        """How many times larger than one the errors of ``(I + U Vᵀ)⁻¹`` may be, in units of rounding.
+
+        Infinite where the determinant is not positive, as rounding may have it when ``lr`` is almost one.
+        """
+        K = self._K()
+        inverse = torch.linalg.inv_ex(K)[0]
+        size = ((1 + _length(self.U) * _length(self.V)) * (1 + _length(inverse)))[:, 0, 0]
+        return torch.where(torch.linalg.slogdet(K)[0] > 0, size, torch.inf)
+
+    def _balance_(self) -> None:
+        """Bring ``U`` and ``V`` to one length, by powers of two: ``U Vᵀ`` keeps every bit."""
+        ratio = _length(self.V) / _length(self.U)
+        exponent = torch.where(torch.isfinite(ratio) & (ratio > 0), ratio.log2() / 2, 0.0).round()
+        self.U.mul_(exponent.exp2())
+        self.V.mul_((-exponent).exp2())
+
+    def diagonal(self) -> Tensor:
+        return self.diag
+
+    def set_diagonal_(self, values: Tensor) -> None:
+        self.diag.copy_(values)
+
+    def dense(self) -> Tensor:
+        return self.apply(torch.eye(self.diag.shape[-1], dtype=self.diag.dtype, device=self.diag.device))
+
+    def describe(self) -> str:
+        return f"rank {self.U.shape[-1]} and diagonal {self.diag.shape[-1]}"
+
+
+def _solve(K: Tensor, v: Tensor) -> Tensor:
+    """As ``torch.linalg.solve``, without a look at the device."""
+    solution: Tensor = torch.linalg.solve_ex(K, v.to(K.dtype))[0]
+    return solution.to(v.dtype)
+
+
+def _length(v: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(v, dim=(1, 2), keepdim=True)
+
+
+def _unit(v: Tensor) -> Tensor:
+    size = _length(v)
+    return v / torch.where(size > 0, size, 1.0)
+
+
+def _det(m: Tensor) -> Tensor:
+    return m[:, 0, 0] * m[:, 1, 1] - m[:, 0, 1] * m[:, 1, 0]
+
+
+def _step(lr: float | Tensor, norm: Tensor, usable: Tensor) -> Tensor:
+    """``lr / norm`` where there is something to follow; a tangent below a millionth would be a mistake in waiting."""
+    return torch.where(usable & (norm > 0), lr / norm.clamp_min(2.0**-20), 0.0)
+
+
+@dataclass(frozen=True)
+class LowRank(Structure):
+    """A diagonal ``Q`` with a change of low rank: for a few large curvatures in directions that are no axes.
+
+    It holds ``(2 rank + 1) n`` numbers. A block of so few elements that a dense ``Q`` takes no more, ``2 rank + 1`` of
+    them, gets that. ``MaxDiag``, ``MaxAbs`` and ``Spectral`` normalise the steps of ``U`` and ``V`` by the largest
+    eigenvalue, the longest row and the spectral norm of what changes ``Q``: from the boldest to the most careful.
+
+    Args:
+        rank: columns of ``U`` and ``V``
+    """
+
+    rank: int = 10
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
+            raise ValueError(f"rank={self.rank!r}: LowRank wants a whole number of at least 1 (Diagonal() is rank 0)")
+
+    def init(self, shape: Sequence[int], *, batch: int = 1, dtype: torch.dtype, device: torch.device | str) -> Group:
+        n = math.prod(shape)
+        if n <= 2 * self.rank + 1:
+            return Group((n,), [Triangular.identity(batch, n, dtype, device)])
+        return Group((n,), [LowRankFactor.identity(batch, n, self.rank, dtype, device)])

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import time
+
+from psgd.bench.timing import milliseconds, typical
+
+
+def test_every_call_is_timed_but_not_what_comes_before_it():
+    calls = []
+    times = milliseconds(
+        lambda: calls.append("step") or time.sleep(0.002),
+        "cpu",
+        repeat=3,
+        warmup=2,
+        before=lambda: calls.append("before") or time.sleep(0.05),
+    )
+    assert calls == ["before", "step"] * 5
+    assert len(times) == 3
+    assert all(2 <= t < 50 for t in times)
+
+
+def test_slow_calls_are_made_less_often():
+    fast, slow = [], []
+    typical(lambda: fast.append(0), "cpu", seconds=0.05, most=20)
+    typical(lambda: slow.append(time.sleep(0.03)), "cpu", seconds=0.05, most=20)
+    assert len(fast) == 3 + 20
+    assert len(slow) == 3 + 3

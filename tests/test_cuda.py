@@ -89,6 +89,8 @@ def test_cpu_and_gpu_agree_on_what_a_step_does(structure, probe):
 @pytest.mark.parametrize("blocks", [None, Joint(), Affine()], ids=str)
 @pytest.mark.parametrize("normalize", [None, Spectral()], ids=str)
 def test_a_step_never_waits_for_the_device(structure, blocks, normalize):
+    if normalize is not None and structure.own_normalization:
+        pytest.skip("there is nothing to choose")
     model = model_on("cuda")
     groups = Affine.groups(model) if isinstance(blocks, Affine) else [{"params": list(model.parameters())}]
     for group in groups[:1]:
@@ -222,7 +224,7 @@ def test_grad_scaler_and_half_precision():
 
 @pytest.mark.parametrize("probe", [Whitening(), FiniteDifference()], ids=lambda p: type(p).__name__)
 def test_peak_memory_of_a_step(probe):
-    """At most four times the parameters, beyond what there was."""
+    """At most five times the parameters and twice the factors, beyond what there was."""
     model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(6)]).cuda()
     size = sum(p.nbytes for p in model.parameters())
     optimizer = PSGD(model.parameters(), lr=0.01, probe=probe, preconditioner=Kronecker())
@@ -239,7 +241,37 @@ def test_peak_memory_of_a_step(probe):
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     optimizer.step(closure)
-    assert torch.cuda.max_memory_allocated() - before <= 4.1 * size
+    factors = sum(stack.group.nbytes() for stack in optimizer.stacks)
+    assert torch.cuda.max_memory_allocated() - before <= 5.1 * size + 2 * factors
+
+
+@pytest.mark.parametrize("of_average", [False, True])
+@pytest.mark.parametrize("precond_dtype", [torch.float32, torch.bfloat16])
+def test_a_captured_step_does_what_a_step_does(of_average, precond_dtype):
+    def new():
+        model = model_on("cuda")
+        lr = torch.tensor(0.01, device="cuda")
+        optimizer = PSGD(
+            model.parameters(), lr=lr, probe=Whitening(of_average), precond_dtype=precond_dtype, weight_decay=0.1
+        )
+        generator = torch.Generator("cuda").manual_seed(1)
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=generator, device="cuda")
+        optimizer.step()
+        return model, optimizer
+
+    (model, optimizer), (other, eager) = new(), new()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    for _ in range(3):
+        graph.replay()
+    eager._tidies = lambda: 1  # as a captured step does at each replay
+    for _ in range(3):
+        eager.step()
+    for a, b in zip(weights(model), weights(other), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_dense_too_large_for_the_device():

@@ -80,6 +80,38 @@ def test_gradients_and_their_average_are_not_the_same_to_whiten():
         assert all(torch.allclose(*pair) for pair in zip(*results, strict=True)) == equal
 
 
+@pytest.mark.parametrize("of_average", [False, True])
+def test_the_first_step_is_the_same_whatever_the_momentum(of_average: bool):
+    """An average of one gradient is that gradient: ``Q`` sees it as it is, too.
+
+    Without momentum there is one product with ``P`` less, and it is the ``P`` of before the update that is used.
+    """
+    moved, Qs = [], []
+    for momentum in (0.5, 0.99, 0.0):
+        model = small_model(torch.float64)
+        optimizer = PSGD(model.parameters(), lr=0.01, probe=Whitening(of_average), momentum=momentum)
+        loop(model, optimizer, 1)
+        moved.append(weights(model))
+        Qs.append([optimizer.state[p]["Q0_full"].clone() for p in model.parameters()])
+    for results in (moved if of_average else moved[:2], Qs):
+        for other in results[1:]:
+            for a, b in zip(results[0], other, strict=True):
+                torch.testing.assert_close(a, b)
+
+
+def test_every_eighth_step_factors_are_turned_back_to_symmetry():
+    model = small_model(torch.float64)
+    optimizer = PSGD(model.parameters(), lr=0.01, precond_lr=0.3, probe=Whitening())
+    skew = []
+    for step in range(41):
+        loop(model, optimizer, 1, first=step)
+        Q = optimizer.state[model[3].weight]["Q0_full"]
+        skew.append(float(torch.linalg.matrix_norm(Q - Q.mT) / torch.linalg.matrix_norm(Q)))
+    for step in (8, 16, 24, 32, 40):
+        assert skew[step] < 0.7 * skew[step - 1]
+    assert max(skew) < 0.3
+
+
 def test_a_closure_takes_the_same_steps():
     loops, closures = small_model(), small_model()
     loop(loops, PSGD(loops.parameters(), lr=0.01, probe=Whitening()), 10)
@@ -140,11 +172,11 @@ def test_parameters_of_several_precisions_train_together():
 
 
 def test_a_step_without_some_gradients_is_not_forgotten_by_the_next():
-    """BUG: where factors of several precisions lie between each other, the next step goes on from copies of before."""
+    """Also where factors of several precisions are in one optimizer."""
     torch.manual_seed(0)
     params = [torch.randn(3, 3), torch.randn(3, 3, dtype=torch.float64), torch.randn(3, 4)]
     params = [p.requires_grad_() for p in params]
-    optimizer = PSGD(params, lr=0.01, probe=Whitening(), precond_dtype=torch.float32)
+    optimizer = PSGD(params, lr=0.01, probe=Whitening(of_average=False), precond_dtype=torch.float32)
 
     def step(*missing: int, size: float = 10.0) -> Tensor:
         for i, p in enumerate(params):

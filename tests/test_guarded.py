@@ -53,7 +53,6 @@ dtypes = pytest.mark.parametrize(
 @pytest.mark.parametrize("steps_too", [False, True])
 @pytest.mark.parametrize("decay", [0.0, 0.25])
 def test_subtract_is_plain_arithmetic(of_targets, of_steps, layout: str, steps_too: bool, decay: float):
-    # BUG, though no caller does it, of bfloat16 both, contiguous: see `test_on_a_cpu_half_precision_is_not_fused`.
     arrange = LAYOUTS[layout]
     targets = arrange(tensors(of_targets))
     steps = tensors(of_steps, seed=1)
@@ -139,7 +138,7 @@ def test_tensors_of_one_kind_are_fused(dtype: torch.dtype):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_on_a_cpu_half_precision_is_not_fused(dtype: torch.dtype):
-    """BUG, though no caller does it: torch's kernel for CPUs is wrong there from 16 elements on (torch 2.13)."""
+    """Torch's kernel for CPUs is wrong there from 16 elements on (torch 2.13)."""
     assert not can_fuse(tensors(dtype), tensors(dtype))
 
 
@@ -158,6 +157,5 @@ def test_others_are_not():
 
 
 def test_values_on_another_device_are_not_fused():
-    """BUG, though no caller does it: the devices of the values are not looked at."""
     plain = tensors()
     assert not can_fuse(plain, [t.to("meta") for t in plain])

@@ -70,7 +70,7 @@ OTHER = [
     {"preconditioner": TRIANGULAR, "normalize": Spectral()},
     {"preconditioner": Kronecker(max_skew=1)},
     {"precond_dtype": torch.bfloat16},
-    {"probe": Whitening(of_average=True)},
+    {"probe": Whitening(of_average=False)},
     {"update_every": 3, "update_anneal": 5},
     {"update_every": 3},
     {"max_rms": 0.1},
@@ -116,7 +116,8 @@ def test_defaults_are_spelled_out():
 
 
 def test_defaults_of_whitening_are_for_everyday_training():
-    assert same(run(probe=Whitening()), run(probe=Whitening(of_average=False), momentum=0.9, max_rms=1.1))
+    everyday = {"momentum": 0.9, "max_rms": 1.1, "precond_lr": 0.3}
+    assert same(run(probe=Whitening()), run(probe=Whitening(of_average=True), **everyday))
 
 
 def test_the_paper_is_one_choice_away():

@@ -165,6 +165,7 @@ def bench(
     model: Annotated[str | None, typer.Option(help="For benchmarks that have several.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller, for a first look.")] = False,
     limit: Annotated[float | None, typer.Option(min=1, help="Seconds for each measurement.")] = None,
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="What the language model is trained on.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the results are written.")] = Path("bench"),
 ) -> None:
     """Measure what the optimizer costs and gains beside others: a table, a JSON file and a plot for each benchmark.
@@ -183,12 +184,14 @@ def bench(
     if model is not None and model not in models:
         right = f"{model!r} is none of {', '.join(models)}" if models else f"{wanted[0].name} has no choice of models"
         raise typer.BadParameter(right, param_hint="'--model'")
+    if text is not None and not text.is_file():
+        raise typer.BadParameter(f"{text} is not a file", param_hint="'--text'")
     console = Console()
     with _writing(out):
         _try_writing(out)
     for one in wanted:
         plan = benchmark.Plan(
-            device, chosen if one.compares else (), model if model in one.models else None, quick, limit
+            device, chosen if one.compares else (), model if model in one.models else None, quick, limit, text
         )
         outcomes = benchmark.run(one, plan, console)
         benchmark.show(one, outcomes, console)

@@ -87,7 +87,9 @@ class Fleet:
         mine = sorted(set(self.group_of))
         values = [instead_of_none if groups[g][key] is None else groups[g][key] for g in mine]
         first = values[0]
-        if all(value is first or (not isinstance(value, Tensor) and value == first) for value in values):
+        # A tensor is only equal to itself: looking at its value would make the host wait.
+        tensors = any(isinstance(value, Tensor) for value in values)
+        if all(value is first or (not tensors and value == first) for value in values):
             return first.detach().reshape(()) if isinstance(first, Tensor) else first
         each = self.numel
         for mask, value in zip(self._masks, values, strict=True):

@@ -50,11 +50,13 @@ class PSGD(BlockOptimizer):
         params: parameters, named parameters, or param groups
         lr: step size, a number or a tensor; for a fitted preconditioner between 0 and 1, and with ``Whitening``, whose
             steps do not shrink with the gradient, rather 0.01 or less
-        preconditioner: what ``P = QᵀQ`` looks like: ``Kronecker``, ``Dense``, ``LimitedMemory`` or ``Diagonal``
+        preconditioner: what ``P = QᵀQ`` looks like: ``Kronecker``, ``Dense``, ``LowRank``, ``LimitedMemory`` or
+            ``Diagonal``
         criterion: what ``P`` is fitted to: ``c3``, ``c1`` or ``c2``
         probe: where the pairs come from: ``FiniteDifference``, ``HessianVector`` or ``Whitening``
         blocks: which parameters share a ``Q``: ``PerTensor``, ``Joint`` or ``Affine``
-        precond_lr: normalised step size of ``Q``, between 0 and 1; by default 0.1 for inverse-free factors, else 0.01
+        precond_lr: normalised step size of ``Q``, between 0 and 1; by default 0.1 for inverse-free factors, 0.3 where
+            they whiten, and else 0.01
         precond_dtype: of ``Q`` and of the products with it, such as ``torch.bfloat16``; by default the parameters', or
             float32 where that is more precise
         normalize: how the step of ``Q`` is normalised: ``MaxAbs`` (the default), ``MaxDiag`` or ``Spectral``;
@@ -127,7 +129,7 @@ class PSGD(BlockOptimizer):
         }
         numbers = {
             "lr": lr,
-            "precond_lr": preconditioner.precond_lr if precond_lr is None else precond_lr,
+            "precond_lr": preconditioner.precond_lr(isinstance(probe, Whitening)) if precond_lr is None else precond_lr,
             "momentum": probe.momentum if momentum is None else momentum,
             "weight_decay": weight_decay,
             "update_every": update_every,

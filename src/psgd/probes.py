@@ -351,7 +351,8 @@ class Whitening(Probe):
 
     Args:
         of_average: whiten the average of the gradients, which is what a step with momentum preconditions, instead of
-            the gradients themselves. Steps are then of one size whatever the noise.
+            the gradients themselves. Steps are then of one size whatever the noise, and cost less, as ``P`` from before
+            its update is used, whose product with the average the update needs anyway.
         damping: see ``Probe``
     """
 
@@ -359,7 +360,7 @@ class Whitening(Probe):
     momentum = 0.9
     max_rms = 1.1
 
-    def __init__(self, of_average: bool = False, *, damping: float | None = None) -> None:
+    def __init__(self, of_average: bool = True, *, damping: float | None = None) -> None:
         super().__init__(damping)
         if not isinstance(of_average, bool):
             raise TypeError(f"of_average={of_average!r}: Whitening wants True or False")

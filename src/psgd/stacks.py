@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -10,7 +11,6 @@ from torch import Tensor
 from . import guarded
 from .blocks import Block
 from .groups import Group
-from .real import real
 
 #: names of what is kept for an average of gradients
 AVERAGE = ("momentum", "momentum_weight")
@@ -35,6 +35,15 @@ class Stack:
         self.average = dict(average)
         self.dtype = dtype
         self.like = next(iter(group.buffers().values()))
+
+    @cached_property
+    def positions(self) -> list[int]:
+        return [i for block in self.blocks for i in block.params]
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether each block is one real parameter, as it is."""
+        return all(block.views == block.shapes and len(block.params) == 1 for block in self.blocks)
 
     @property
     def device(self) -> torch.device:
@@ -64,6 +73,9 @@ class Stack:
 
     def unpack(self, stacked: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Positions of the parameters, and their parts as views of ``stacked``."""
+        if self.plain:
+            yield from zip(self.positions, stacked.unbind(), strict=True)
+            return
         for block, part in zip(self.blocks, stacked.unbind(), strict=True):
             yield from zip(block.params, block.unpack(part), strict=True)
 
@@ -98,10 +110,10 @@ class Stack:
 
     def same_layout(self, stacked: Tensor, tensors: Mapping[int, Tensor]) -> tuple[list[Tensor], list[Tensor]] | None:
         """The parts of ``stacked`` with the tensors that belong there, if these need not be packed."""
-        if any(len(block.params) > 1 for block in self.blocks):
+        if not self.plain:
             return None
         parts = list(stacked.unbind())
-        values = [real(tensors[block.params[0]]) for block in self.blocks]
+        values = [tensors[i] for i in self.positions]
         return (parts, values) if guarded.can_fuse(parts, values) else None
 
 

@@ -231,7 +231,7 @@ class BlockOptimizer(Optimizer):
         for k, stack in enumerate(stacks):
             for name, buffer in stack.group.buffers().items():
                 part = name.partition("_")[2]
-                alike[part, buffer.shape[1:], buffer.dtype, buffer.device].append((k, name, buffer))
+                alike[part, buffer.shape[1:], buffer.dtype, stack.dtype, buffer.device].append((k, name, buffer))
         moved: list[dict[str, Tensor]] = [dict(stack.group.buffers()) for stack in stacks]
         for same in alike.values():
             if len(same) > 1:

@@ -272,7 +272,7 @@ def test_no_step_is_taken_at_the_optimum(case: Case):
 @pytest.mark.parametrize("case", [Case((6,)), Case((4, 3)), Case((3, 7), Kronecker(max_dense=3))], ids=str)
 @criteria
 def test_a_step_leaves_the_pair_alone(case: Case, criterion: Criterion):
-    """BUG for c1: its ``x`` is ``δθ`` itself, which the step then scales."""
+    """Also for c1, whose ``x`` is ``δθ`` itself."""
     group, (dtheta, dgrad) = case.group(), case.vectors(2)
     before = dtheta.clone(), dgrad.clone()
     group.descend_(criterion(group, dtheta, dgrad), 0.1)
@@ -519,6 +519,18 @@ def test_factors_of_very_different_size_are_balanced(dtype: torch.dtype):
     sizes = torch.stack([factor.diagonal().amax() for factor in group.factors])
     assert sizes.amax() / sizes.amin() <= 4
     assert torch.equal(group.dense(), before)
+
+
+def test_a_step_balances_factors_of_very_different_size():
+    case = Case((4, 3, 2))
+    group, (dtheta, dgrad) = case.group(), case.vectors(2)
+    for factor, scale in zip(group.factors, [2.0**20, 2.0**-30, 1.0], strict=True):
+        factor.full.mul_(scale)
+    before = group.dense()
+    group.descend_(c3(group, dtheta, dgrad), 1e-12)
+    sizes = torch.stack([factor.diagonal().amax() for factor in group.factors])
+    assert sizes.amax() / sizes.amin() <= 4
+    torch.testing.assert_close(group.dense(), before)
 
 
 # -- turning back to symmetry -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from psgd import Kronecker, c3
 from psgd.groups.inverse_free import InverseFree, NearSymmetric
 from psgd.groups.whitener import Whitener, adjacent
 
-from .test_inverse_free import CASES, Case, cases, copies, flatten, moved, unfolded
+from .test_inverse_free import CASES, Case, cases, copies, flatten, moved, stuck, unfolded
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 YES, NO = torch.tensor(True), torch.tensor(False)
@@ -281,7 +281,7 @@ def test_memory_makes_no_difference():
 
 
 def test_a_whitener_sees_what_others_did_to_its_groups():
-    """BUG: where factors are copied, it goes on from the copies that it made at first."""
+    """Also where factors are copied."""
     case = Case((4, 4))
     (g,) = case.vectors(1)
     group = case.group()
@@ -293,6 +293,16 @@ def test_a_whitener_sees_what_others_did_to_its_groups():
     whitener.whiten_([g], 0.1, 0.0, YES)
     whiten_(fresh, g, 0.1, 0.0)
     torch.testing.assert_close(group.dense(), fresh.dense(), **EXACT)
+
+
+@pytest.mark.parametrize("lr", [0.1, 0.5, 0.99])
+@pytest.mark.parametrize("m", [9, 100])
+def test_a_missed_norm_stretches_no_direction(m: int, lr: float):
+    """But for the growth towards white, by less than ``1 + lr``."""
+    group = Kronecker().init((m + 1, 2), dtype=torch.float32, device="cpu")
+    whiten_(group, stuck(m), lr, tidy=0)
+    for factor in group.factors:
+        assert torch.linalg.matrix_norm(factor.dense()[0], 2) <= 1 + lr
 
 
 # -- where the steps lead ---------------------------------------------------------------------------------------------

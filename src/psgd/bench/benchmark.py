@@ -33,6 +33,7 @@ class Plan:
         model: the name of one of the benchmark's models; None for its own choice, which may depend on the device
         quick: smaller, for a first look
         limit: seconds for each measurement, instead of the benchmark's own number
+        text: a file to train a language model on
     """
 
     device: str = "cpu"
@@ -40,6 +41,7 @@ class Plan:
     model: str | None = None
     quick: bool = False
     limit: float | None = None
+    text: Path | None = None
 
     @property
     def cuda(self) -> bool:
@@ -50,7 +52,8 @@ class Plan:
         words = ["--device", self.device, "--peers", ",".join(peer.name for peer in self.peers) or "none"]
         words += ["--model", self.model] if self.model is not None else []
         words += ["--quick"] if self.quick else []
-        return words + (["--limit", f"{self.limit:g}"] if self.limit is not None else [])
+        words += ["--limit", f"{self.limit:g}"] if self.limit is not None else []
+        return words + (["--text", self.text.name] if self.text is not None else [])
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,7 @@ def draw(outcomes: Sequence[Outcome]) -> Picture:
 BENCHMARK = Benchmark(
     "fit",
     "Fitting a Kronecker-factored Q in different local coordinates",
-    "Pairs (v, Hv) of a Hessian H0 ⊗ H1 of 48 and 32 dimensions, each of condition 100, with step size 0.1: fixed, with "
+    "Pairs (v, Hv) of a Hessian H0 ⊗ H1 of 48 and 32 dimensions, each of condition 100, step size 0.1: fixed, with "
     "a tenth of noise on Hv, and slowly turning. The paper's triangular factors against three fits without inverses.",
     tasks,
     table,

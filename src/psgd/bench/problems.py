@@ -19,8 +19,8 @@ from .isolate import Outcome, Row, Task
 from .objectives import PROBLEMS, Problem
 from .peers import Peer
 
-#: of everything random
-SEED = 0
+#: of everything random; the settings of PSGD were found with others
+SEED = 7
 #: the share of a problem's seconds that a quick run has
 QUICK = 0.25
 #: about how many rows a step size gets
@@ -126,7 +126,7 @@ BENCHMARK = Benchmark(
     "problems",
     "Time to a target",
     "Seconds of optimisation and iterations to a target loss or error, each method at the best of three step sizes; "
-    "PSGD with curvature from finite differences at one setting for each problem, and LBFGS, which has a line search.",
+    "PSGD at one setting for each problem, and LBFGS, which has a line search.",
     tasks,
     table,
     draw,

@@ -174,7 +174,8 @@ class Group:
         """
         if len(self.factors) == 1:
             return
-        logs = torch.stack([factor.diagonal().amax(-1) for factor in self.factors]).log2()
+        sizes = torch.stack([factor.diagonal().amax(-1) for factor in self.factors])
+        logs = sizes.clamp_min(torch.finfo(sizes.dtype).tiny).log2()
         exponents = torch.where(usable, (logs.mean(0) - logs).round(), 0.0)
         exponents[0] -= exponents.sum(0)
         for factor, scale in zip(self.factors, exponents.exp2(), strict=True):
@@ -216,9 +217,8 @@ class Group:
 class Structure(ABC):
     """What ``P`` may look like: makes the group for a block of a given shape."""
 
-    @property
-    def precond_lr(self) -> float:
-        """Step size of ``Q`` where PSGD is not told otherwise."""
+    def precond_lr(self, whitening: bool) -> float:
+        """Step size of ``Q`` where PSGD is not told otherwise: the paper's."""
         return 0.01
 
     @property

@@ -40,6 +40,9 @@ class NearSymmetric(Factor):
     def apply_t(self, v: Tensor) -> Tensor:
         return self.full.mT @ v
 
+    def P(self) -> Tensor:
+        return torch.bmm(self.full.mT, self.full)
+
     def solve(self, v: Tensor) -> Tensor:
         """Not for training: only criterion 1 and the diagnostics ask for it."""
         return _solve(self.full, v)
@@ -89,7 +92,7 @@ class InverseFree(Group):
         if diagonals and len(diagonals) < len(self.factors):
             long = diagonals[0]
         for axis, factor in enumerate(self.factors):
-            if isinstance(factor, NearSymmetric) and v[0].numel() <= v.shape[axis + 1] ** 2:
+            if isinstance(factor, NearSymmetric) and math.prod(self.dims) <= self.dims[axis] ** 2:
                 v = multiply_axis(factor.full.mT, multiply_axis(factor.full, v, axis), axis)
             elif axis != long:
                 v = multiply_axis(factor.P(), v, axis)
@@ -113,8 +116,7 @@ class InverseFree(Group):
             y.mul_(0.5)
         else:
             # x yᵀ + y xᵀ = (p pᵀ − m mᵀ) / 2 for p, m = x ± y, best conditioned where x and y are of one size
-            for v in (x, y):
-                v.div_(along(largest(v).clamp_min(torch.finfo(v.dtype).tiny), v))
+            x, y = (v / along(largest(v).clamp_min(torch.finfo(v.dtype).tiny), v) for v in (x, y))
         plus = x + y
         minus = y.sub_(x)
         # They will be squared: keep them within the range of the number format.
@@ -137,7 +139,7 @@ def _descend_factor_(
     if not tangent.is_difference:
         bound = norm_(S)[0]
     frobenius = torch.linalg.vector_norm(S.flatten(1), dim=1)
-    bound = torch.maximum(bound, frobenius * lr / 2).to(S.dtype)
+    bound = torch.maximum(bound, frobenius * safe(lr)).to(S.dtype)
     step = torch.where(usable & torch.isfinite(bound) & (bound > 0), lr / bound, 0.0).to(S.dtype)
     if isinstance(factor, NearSymmetric):
         move_(factor.full, S, step.view(-1, 1, 1))
@@ -218,9 +220,18 @@ def norm_(S: Tensor, iterations: int = 2) -> tuple[Tensor, Tensor]:
     v = S.gather(2, index.view(-1, 1, 1).expand(-1, S.shape[1], 1))
     norm = longest
     for _ in range(iterations):
-        v = S @ (v / norm.clamp_min(torch.finfo(dtype).tiny).to(S.dtype).view(-1, 1, 1))
+        v = torch.bmm(S, v / norm.clamp_min(torch.finfo(dtype).tiny).to(S.dtype).view(-1, 1, 1))
         norm = torch.linalg.vector_norm(v, dim=(1, 2), dtype=dtype)
     return torch.maximum(norm, longest), lengths.square_().sum(1)
+
+
+def safe(lr: float | Tensor) -> float | Tensor:
+    """How much of ``‖S‖_F`` the step is at least normalised by, whatever the estimate of ``‖S‖₂`` has missed.
+
+    Then ``lr ‖S‖ / L < 2``, so that no direction of ``Q`` is ever stretched by overshooting; and for step sizes near
+    one, where an estimate that is a little short would be enough to turn a direction around, ``lr ‖S‖ / L < 1``.
+    """
+    return 1.1 * lr * (lr.clamp_min(0.5) if isinstance(lr, Tensor) else max(lr, 0.5))
 
 
 def move_(Q: Tensor, S: Tensor, step: Tensor) -> None:

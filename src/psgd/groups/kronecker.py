@@ -42,9 +42,10 @@ class Kronecker(Structure):
         if not isinstance(self.inverse_free, bool):
             raise ValueError(f"inverse_free={self.inverse_free!r}: Kronecker wants True or False")
 
-    @property
-    def precond_lr(self) -> float:
-        return 0.1 if self.inverse_free else 0.01
+    def precond_lr(self, whitening: bool) -> float:
+        if not self.inverse_free:
+            return 0.01
+        return 0.3 if whitening else 0.1  # whitening draws no random vectors, so its tangents have less noise
 
     @property
     def inverts(self) -> bool:

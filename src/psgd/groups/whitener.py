@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .base import Factor
 from .diagonal import DiagonalFactor
-from .inverse_free import InverseFree, NearSymmetric, along, gram_, move_, multiply_axis, norm_, turn_
+from .inverse_free import InverseFree, NearSymmetric, along, gram_, move_, multiply_axis, norm_, safe, turn_
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Pool:
         """Make ``Q``: a view if the members lie one after the other in memory, as the optimizer puts them."""
         view = adjacent(list(self.members.values()))
         self.copied = view is None
-        self.Q = torch.cat(list(self.members.values())) if view is None else view
+        self.Q = self.copy() if view is None else view
         #: where the factors of this pool are among all factors
         self.span = slice(start, start + len(self.Q))
         self.rows: dict[tuple[int, int], slice] = {}
@@ -40,13 +40,21 @@ class Pool:
             row += len(part)
         return self.span.stop
 
+    def copy(self) -> Tensor:
+        return torch.cat(list(self.members.values()))
+
+    def fetch(self) -> None:
+        """Others may have moved the factors meanwhile."""
+        if self.copied:
+            self.Q = self.copy()
+
     def put_back_(self) -> None:
         if self.copied:
             for key, part in self.members.items():
                 part.copy_(self.Q[self.rows[key]])
 
     def P(self) -> Tensor:
-        return self.Q.mT @ self.Q if self.dense else self.Q.square()
+        return torch.bmm(self.Q.mT, self.Q) if self.dense else self.Q.square()
 
     def diagonal(self, M: Tensor) -> Tensor:
         return M.diagonal(dim1=1, dim2=2) if self.dense else M
@@ -130,6 +138,8 @@ class Whitener:
         Returns:
             ``P g / weight`` for each group, with ``P`` from before the step, and their lengths for all blocks
         """
+        for pool in self.pools:
+            pool.fetch()
         Ps = [pool.P() for pool in self.pools]
         rms = torch.cat([torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=self.dtype) for g in gs])
         if weight is not None:
@@ -151,7 +161,7 @@ class Whitener:
         )
         if noise is not None:
             self._damp_(Ps, tangents, noise)
-        del Ps
+        del Ps, P  # as large as S: gone before more is needed
         self._descend_(tangents, lr, usable)
         if tidy:
             self._tidy_(usable)
@@ -180,7 +190,7 @@ class Whitener:
             lr = lr[self.block]
         # The second bound is safe whatever the first has missed: overshooting never stretches a direction of Q.
         frobenius = torch.addcmul(square, self.sizes, self.columns.square()).sqrt_()
-        bound = torch.maximum(norm.add_(self.columns), frobenius * lr / 2)
+        bound = torch.maximum(norm.add_(self.columns), frobenius * safe(lr))
         step = torch.where(usable & torch.isfinite(bound), lr / bound, 0.0)
         for pool, S in zip(self.pools, tangents, strict=True):
             mine = step[pool.span]
@@ -191,7 +201,7 @@ class Whitener:
                 pool.Q.mul_(1 - S.mul_(mine[:, None]).masked_fill_((mine == 0)[:, None], 0))
 
     def _damp_(self, Ps: list[Tensor], tangents: list[Tensor], noise: Tensor) -> None:
-        """Add what white noise on ``g`` adds to ``a aᵀ``: its variance times ``P_i²``, times ``‖P_j‖²`` of the others."""
+        """Add what white noise on ``g`` adds to ``a aᵀ``: its variance, times ``P_i²`` and ``‖P_j‖²`` of the rest."""
         logs = torch.cat([torch.linalg.vector_norm(P.flatten(1), dim=1, dtype=self.dtype) for P in Ps]).log_()
         variance = (self.others @ logs).mul_(2).exp_().mul_(noise[self.block])
         for pool, P, S in zip(self.pools, Ps, tangents, strict=True):
@@ -209,7 +219,8 @@ class Whitener:
         for pool in self.pools:
             if pool.dense:
                 turn_(pool.Q, usable[pool.span])
-        logs = torch.cat([pool.diagonal(pool.Q).amax(1).to(self.dtype) for pool in self.pools]).log2_()
+        sizes = torch.cat([pool.diagonal(pool.Q).amax(1).to(self.dtype) for pool in self.pools])
+        logs = sizes.clamp_min_(torch.finfo(self.dtype).tiny).log2_()
         powers = torch.where(usable, ((self.sum @ logs) / self.sum.sum(1) - logs).round_(), 0.0)
         scales = powers.sub_(self.first * (self.sum @ powers)).exp2_()
         for pool in self.pools:

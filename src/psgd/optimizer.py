@@ -243,7 +243,7 @@ class PSGD(BlockOptimizer):
                     tidy=self._tidies(),
                 )
                 if of_average:  # P of before the update has been applied already
-                    return [Direction(v, None) for v in result], length, None
+                    return [Direction(v, scale) for v, scale in result], length, None
             else:
                 weights = fleet.split(weight) if weight is not None else [None] * len(gs)
                 for stack, g, w in zip(fleet.stacks, gs, weights, strict=True):

@@ -26,8 +26,12 @@ def one_by_one(group: InverseFree) -> list[InverseFree]:
 
 
 def whiten_(group: InverseFree, g: Tensor, lr: float = 0.1, damping: float = 0.0, **options) -> tuple[Tensor, Tensor]:
-    (v,), length = Whitener([group]).whiten_([g], lr, damping, options.pop("usable", YES), **options)
-    return v, length
+    (parts,), length = Whitener([group]).whiten_([g], lr, damping, options.pop("usable", YES), **options)
+    return multiplied(*parts), length
+
+
+def multiplied(v: Tensor, scale: Tensor | None) -> Tensor:
+    return v if scale is None else v * scale
 
 
 @pytest.mark.parametrize("tidy", [0, 1, 8])
@@ -42,7 +46,7 @@ def test_together_equals_each_alone(tidy: int, weighted: bool):
     blocks = [block[None] for g in gs for block in g]
     whitened, lengths = Whitener(stacks).whiten_(gs, lr, 0.1, YES, weight, tidy=tidy)
     assert lengths.shape == (count,)
-    results = [v[None] for stack in whitened for v in stack]
+    results = [v[None] for parts in whitened for v in multiplied(*parts)]
     new = [group for stack in stacks for group in one_by_one(stack)]
     for i, (group, g) in enumerate(zip(alone, blocks, strict=True)):
         v, length = whiten_(

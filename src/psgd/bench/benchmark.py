@@ -89,9 +89,22 @@ class Benchmark:
 
 
 def run(benchmark: Benchmark, plan: Plan, console: Console) -> list[Outcome]:
-    """Measure one after the other, so that they do not share the machine, and say how far it is."""
+    """Measure one after the other, so that they do not share the machine, and say how far it is.
+
+    Ctrl-C ends the measurement at hand and leaves out the rest: what there is makes a table all the same.
+    """
+    outcomes: list[Outcome] = []
+    try:
+        outcomes.extend(_measured(benchmark, plan, console))
+    except KeyboardInterrupt:
+        if not outcomes:
+            raise
+        console.print("interrupted: these are the measurements so far", highlight=False)
+    return outcomes
+
+
+def _measured(benchmark: Benchmark, plan: Plan, console: Console) -> Iterator[Outcome]:
     tasks = benchmark.tasks(plan)
-    outcomes = []
     console.print(f"{benchmark.name}: {benchmark.title}, on {environment(plan.device)['device']}", highlight=False)
     for number, task in enumerate(tasks, 1):
         text = f"[{number}/{len(tasks)}] {task.label}"
@@ -99,8 +112,7 @@ def run(benchmark: Benchmark, plan: Plan, console: Console) -> list[Outcome]:
             outcome = measure(task, lambda row, text=text: status.update(f"{text}: {_brief(row)}"))  # type: ignore[misc]
         end = outcome.failure or f"{_brief(outcome.row)} ({outcome.seconds:.1f} s)"
         console.print(f"{text}: {end}", highlight=False, markup=False, soft_wrap=True)
-        outcomes.append(outcome)
-    return outcomes
+        yield outcome
 
 
 def _brief(row: Row) -> str:

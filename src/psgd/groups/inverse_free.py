@@ -10,6 +10,7 @@ Of the coordinates in that paper this one fits best, and it stays bounded in bfl
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -75,6 +76,12 @@ class InverseFree(Group):
     ``Fleet`` whitens many such groups at once, without random numbers.
     """
 
+    @cached_property
+    def long(self) -> int | None:
+        """The first axis with a diagonal factor, where others have dense ones."""
+        diagonals = [i for i, factor in enumerate(self.factors) if isinstance(factor, DiagonalFactor)]
+        return diagonals[0] if diagonals and len(diagonals) < len(self.factors) else None
+
     def a(self, dgrad: Tensor) -> Tensor:
         return self.precondition(dgrad)
 
@@ -88,9 +95,7 @@ class InverseFree(Group):
     def precondition_parts(self, g: Tensor) -> tuple[Tensor, Tensor | None]:
         """A long diagonal factor is left to be multiplied with what else scales the step: that saves a pass."""
         v = g.reshape(g.shape[0], *self.dims)
-        long, diagonals = None, [i for i, factor in enumerate(self.factors) if isinstance(factor, DiagonalFactor)]
-        if diagonals and len(diagonals) < len(self.factors):
-            long = diagonals[0]
+        long = self.long
         for axis, factor in enumerate(self.factors):
             if isinstance(factor, NearSymmetric) and math.prod(self.dims) <= self.dims[axis] ** 2:
                 v = multiply_axis(factor.full.mT, multiply_axis(factor.full, v, axis), axis)
@@ -173,29 +178,33 @@ def multiply_axis(M: Tensor, v: Tensor, axis: int) -> Tensor:
     return (M[:, None] @ v.reshape(-1, before, n, after)).view(shape)
 
 
-def gram_(v: Tensor, axis: int, out: Tensor) -> None:
-    """``V Vᵀ`` for ``v`` unfolded along an axis, into ``(B, n, n)``; into ``(B, n)`` the roots of its diagonal."""
+def gram_(v: Tensor, axis: int, out: Tensor, scale: Tensor | None = None) -> None:
+    """``V Vᵀ`` for ``scale · v`` unfolded along an axis, into ``(B, n, n)``; into ``(B, n)`` the roots of its diagonal.
+
+    The scale is one along an axis with a diagonal factor, see ``InverseFree.long``.
+    """
     if out.ndim == 2:
-        others = [i for i in range(1, v.ndim) if i != axis + 1]
-        if others:
-            torch.linalg.vector_norm(v, dim=others, dtype=out.dtype, out=out)
+        along_others = [i for i in range(1, v.ndim) if i != axis + 1]
+        if scale is not None and scale.shape[axis + 1] == 1:
+            v, scale = v * scale, None
+        if along_others:
+            torch.linalg.vector_norm(v, dim=along_others, dtype=out.dtype, out=out)
         else:
             out.copy_(v)
-    elif axis == v.ndim - 2 and axis > 0:
-        v = v.reshape(v.shape[0], -1, v.shape[-1])
-        _product(v.mT, v, out)
+        if scale is not None:
+            out.mul_(scale.view_as(out))
+        return
+    # From bfloat16 where float32 products may be rounded anyway: it is an estimate from one gradient.
+    rounded = v.is_cuda and v.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    if rounded or scale is not None:
+        low = torch.empty_like(v, dtype=torch.bfloat16 if rounded else v.dtype)
+        v = low.copy_(v) if scale is None else torch.mul(v, scale, out=low)
+    last = axis == v.ndim - 2 and axis > 0
+    v = v.reshape(v.shape[0], -1, v.shape[-1]).mT if last else unfold(v, axis)
+    if rounded:
+        torch.bmm(v, v.mT, out_dtype=torch.float32, out=out)
     else:
-        v = unfold(v, axis)
-        _product(v, v.mT, out)
-
-
-def _product(x: Tensor, y: Tensor, out: Tensor) -> None:
-    """``x y``; from bfloat16 where float32 products may be rounded anyway, as this is an estimate from one gradient."""
-    if x.is_cuda and x.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
-        low = x.to(torch.bfloat16)
-        torch.bmm(low, low.mT, out_dtype=torch.float32, out=out)
-    else:
-        torch.bmm(x, y, out=out)
+        torch.bmm(v, v.mT, out=out)
 
 
 def gram(v: Tensor, axis: int, factor: Factor) -> Tensor:

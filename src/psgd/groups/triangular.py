@@ -66,22 +66,55 @@ class Triangular(Factor):
         return f"dense {self.full.shape[-1]}"
 
 
-def descend_rank_two_(Q: Tensor, x: Tensor, y: Tensor, step: Tensor, scale: Tensor, block_rows: int = 32) -> None:
+def descend_rank_two_(
+    Q: Tensor,
+    x: Tensor,
+    y: Tensor,
+    step: Tensor,
+    scale: Tensor,
+    block_rows: int | None = None,
+    blocks: int | None = None,
+) -> None:
     """``Q ← scale · (Q − step · triu(x yᵀ + y xᵀ) Q)`` for vectors, in O(n²) and in place.
 
-    With ``U = [x y]`` and ``W = [y x]ᵀ``, row i of the product is ``U_i Σ_{j≥i} W_j Q_j``. Going up from the last block
-    of rows, the sum over the rows below is carried along. Columns left of a block are zero in all of its rows.
+    With ``U = [x y]`` and ``W = [y x]ᵀ``, row i of the product is ``U_i Σ_{j≥i} W_j Q_j``. Going up from the last rows,
+    the sum over the rows below is carried along. Columns left of the rows at hand are zero in all of them.
+
+    Args:
+        block_rows: rows that a small triangular product is taken of; by default what fits a cache
+        blocks: how many of them are done side by side: one on a CPU, many on a GPU, which is idle otherwise
     """
+    parallel = Q.device.type != "cpu"
+    bs = block_rows or (64 if parallel else 32)
+    rows_at_once = bs * (blocks or (16 if parallel else 1))
     U = torch.cat([x, y], -1) * (step * scale)
     W = torch.cat([y, x], -1).mT
     below = Q.new_zeros(Q.shape[0], 2, Q.shape[2])
-    for start in reversed(range(0, Q.shape[1], block_rows)):
-        rows = Q[:, start : start + block_rows, start:]
-        u, w = U[:, start : start + block_rows], W[:, :, start : start + block_rows]
-        sums = below[:, :, start:]
-        change = torch.baddbmm(u @ sums, (u @ w).triu_(), rows)
-        sums.baddbmm_(w, rows)
+    stop = Q.shape[1]
+    while stop > 0:
+        # Whole blocks side by side; what is left over is done first, by itself.
+        size = stop % bs or min(rows_at_once, stop)
+        start = stop - size
+        rows = Q[:, start:stop, start:]
+        u, w, sums = U[:, start:stop], W[:, :, start:stop], below[:, :, start:]
+        if size <= bs:
+            change = torch.baddbmm(u @ sums, (u @ w).triu_(), rows)
+            sums.baddbmm_(w, rows)
+        else:
+            change = _change_of_blocks(rows, u, w, sums, size // bs)
         rows.mul_(scale).sub_(change)
+        stop = start
+
+
+def _change_of_blocks(rows: Tensor, u: Tensor, w: Tensor, sums: Tensor, blocks: int) -> Tensor:
+    """What is to be subtracted from several blocks of rows; ``sums`` over the rows below is moved up past them."""
+    tall = (blocks, rows.shape[1] // blocks)
+    rows, u, w = rows.unflatten(1, tall), u.unflatten(1, tall), w.unflatten(2, tall).movedim(2, 1)
+    each = w @ rows
+    under = each.flip(1).cumsum(1).flip(1).add_(sums[:, None])
+    sums.copy_(under[:, 0])
+    change = (u @ w).triu_() @ rows
+    return change.add_(u @ under.sub_(each)).flatten(1, 2)
 
 
 @dataclass(frozen=True)

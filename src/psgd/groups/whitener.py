@@ -119,7 +119,7 @@ class Whitener:
         usable: Tensor,
         weight: Tensor | None = None,
         tidy: int = 1,
-    ) -> tuple[list[Tensor], Tensor]:
+    ) -> tuple[list[tuple[Tensor, Tensor | None]], Tensor]:
         """One step of every ``Q`` towards whitening ``g``, or ``g / weight``.
 
         It is the step of criterion 3 for the pair ``(v, g + ε v)``, ``v ~ N(0, I)``, in expectation over ``v``. There
@@ -136,7 +136,8 @@ class Whitener:
                 back to symmetry, and balance the factors
 
         Returns:
-            ``P g / weight`` for each group, with ``P`` from before the step, and their lengths for all blocks
+            ``P g / weight`` for each group, with ``P`` from before the step, as an array and what it still has to be
+            multiplied with, if anything; and their lengths for all blocks
         """
         for pool in self.pools:
             pool.fetch()
@@ -154,7 +155,8 @@ class Whitener:
         for pool, P in zip(self.pools, Ps, strict=True):
             S = torch.empty_like(P, dtype=P.dtype if pool.dense else self.dtype)
             for (g, axis), rows in pool.rows.items():
-                gram_(whitened[g], axis, S[rows])
+                v, scale = whitened[g]
+                gram_(v, axis, S[rows], scale)
             tangents.append(S if pool.dense else S.square_())
         squares = torch.cat(
             [pool.diagonal(S).sum(1, dtype=self.dtype) for pool, S in zip(self.pools, tangents, strict=True)]
@@ -169,19 +171,25 @@ class Whitener:
             pool.put_back_()
         return whitened, squares[self.first_of_block].sqrt_()
 
-    def _precondition(self, gs: Sequence[Tensor], Ps: Sequence[Tensor], weight: Tensor | None) -> list[Tensor]:
+    def _precondition(
+        self, gs: Sequence[Tensor], Ps: Sequence[Tensor], weight: Tensor | None
+    ) -> list[tuple[Tensor, Tensor | None]]:
         of = {key: P[rows] for pool, P in zip(self.pools, Ps, strict=True) for key, rows in pool.rows.items()}
         start = 0
-        whitened = []
+        whitened: list[tuple[Tensor, Tensor | None]] = []
         for k, (g, group) in enumerate(zip(gs, self.groups, strict=True)):
             v = g.reshape(len(g), *group.dims)
+            scale = None
             for axis in range(len(group.dims)):
                 P = of[k, axis]
                 if axis == 0 and weight is not None:  # divides the smallest array there is
                     P = P / along(weight[start : start + len(g)].to(P.dtype), P)
-                v = multiply_axis(P, v, axis)
+                if axis == group.long:
+                    scale = along(P, v, axis)
+                else:
+                    v = multiply_axis(P, v, axis)
             start += len(g)
-            whitened.append(v)
+            whitened.append((v, scale))
         return whitened
 
     def _descend_(self, tangents: list[Tensor], lr: float | Tensor, usable: Tensor) -> None:

@@ -181,7 +181,7 @@ def test_a_step_under_autocast_sees_the_perturbed_weights():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         for _ in range(3):
             optimizer.step(closure)
-        Q = optimizer.state[model[3].weight]["Q0_full"]
+        Q = optimizer.state[model[3].weight]["Q0_root"]
         assert not torch.equal(Q, torch.eye(6))
         assert Q.dtype == torch.float32
 
@@ -202,7 +202,7 @@ def test_hessian_vector_of_a_linear_loss_is_zero_and_harmless():
     for _ in range(3):
         optimizer.step(lambda: theta.sum())
     torch.testing.assert_close(theta.detach(), torch.full((3,), 0.7))
-    assert torch.equal(optimizer.state[theta]["Q0_full"], torch.eye(3))
+    assert torch.equal(optimizer.state[theta]["Q0_root"], torch.eye(3))
 
 
 def test_hessian_vector_with_parameters_of_all_kinds():
@@ -256,7 +256,7 @@ def test_damping_bounds_p_where_there_is_no_curvature():
     optimizer = PSGD([theta], lr=0.0, probe=HessianVector(damping=1e-2), precond_lr=0.05)
     for _ in range(3000):
         optimizer.step(lambda: 3.0 * theta[0] ** 2)
-    Q = optimizer.state[theta]["Q0_full"]
+    Q = optimizer.state[theta]["Q0_root"]
     P = Q.mT @ Q
     assert P[0, 0].item() == pytest.approx(1 / 6, rel=0.2)
     # The scale is that of the largest changes, which vary from pair to pair.

@@ -188,18 +188,18 @@ def test_loading_neither_changes_nor_aliases_its_argument():
 
 
 def spoil_shape(saved):
-    saved["state"][0]["Q0_full"] = torch.eye(3)
-    return "'Q0_full'"
+    saved["state"][0]["Q0_root"] = torch.eye(3)
+    return "'Q0_root'"
 
 
 def spoil_dtype(saved):
-    saved["state"][0]["Q1_full"] = saved["state"][0]["Q1_full"].double()
-    return "'Q1_full'"
+    saved["state"][0]["Q1_root"] = saved["state"][0]["Q1_root"].double()
+    return "'Q1_root'"
 
 
 def spoil_missing(saved):
-    del saved["state"][2]["Q0_full"]
-    return "'Q0_full'"
+    del saved["state"][2]["Q0_root"]
+    return "'Q0_root'"
 
 
 def spoil_extra(saved):
@@ -335,7 +335,7 @@ def test_hooks_see_the_state_before_and_after_loading():
 
     def after(optimizer):
         state = next(iter(optimizer.state.values()))
-        seen["after"] = (int(state["step"]), "Q0_full" in state)
+        seen["after"] = (int(state["step"]), "Q0_root" in state)
 
     other.register_load_state_dict_pre_hook(before)
     other.register_load_state_dict_post_hook(after)
@@ -393,7 +393,7 @@ def test_distributed_checkpoint_into_a_fresh_optimizer(options, frozen):
     train(*pair, 5, 10)
     assert bits(*other) == bits(*pair)
     home = pair[0][0].bias if frozen else pair[0][0].weight
-    assert not torch.equal(pair[1].state[home]["Q0_full"], torch.eye(6))
+    assert not torch.equal(pair[1].state[home]["Q0_root"], torch.eye(6))
 
 
 def test_a_state_that_a_tool_has_dropped_is_missed():
@@ -472,7 +472,7 @@ def test_a_first_step_of_zero_gradients_at_zero_lr_changes_nothing():
     optimizer.step()
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), weights, strict=True))
     after = optimizer.state[next(model.parameters())]
-    assert torch.equal(after["Q0_full"], before["Q0_full"])
+    assert torch.equal(after["Q0_root"], before["Q0_root"])
 
 
 def test_a_state_replaced_from_outside_is_used():
@@ -504,13 +504,13 @@ def test_a_group_taken_out_is_left_alone():
     model = small_model()
     optimizer = PSGD([{"params": model[0].parameters()}, {"params": model[3:].parameters()}], lr=0.05, momentum=0.5)
     train(model, optimizer, 0, 3)
-    Q = optimizer.state[model[3].weight]["Q0_full"].clone()
+    Q = optimizer.state[model[3].weight]["Q0_root"].clone()
     optimizer.param_groups.pop(0)
     before = model[0].weight.detach().clone()
     optimizer.param_groups[0]["update_every"] = 100
     train(model, optimizer, 3, 5)
     assert torch.equal(model[0].weight, before)
-    assert torch.equal(optimizer.state[model[3].weight]["Q0_full"], Q)
+    assert torch.equal(optimizer.state[model[3].weight]["Q0_root"], Q)
     assert int(optimizer.state[model[3].weight]["step"]) == 5
 
 

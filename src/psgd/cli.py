@@ -198,6 +198,8 @@ def bench(
         with _writing(out):
             paths = benchmark.write(one, plan, outcomes, out)
         console.print(f"Results: {', '.join(map(str, paths))}", highlight=False, soft_wrap=True)
+        if len(outcomes) < len(one.tasks(plan)):
+            raise typer.Exit(interrupted())
 
 
 def _write_report(directory: Path, hint: str) -> Path:

@@ -25,11 +25,12 @@ class Direction:
     scale: Tensor | None
 
     @classmethod
-    def of(cls, stack: Stack, g: Tensor) -> Direction:
-        return cls(*stack.group.precondition_parts(g.to(stack.like.dtype)))
+    def of(cls, stack: Stack, g: Tensor, keep: bool) -> Direction:
+        return cls(*stack.group.precondition_parts(g.to(stack.like.dtype), keep))
 
-    def length(self, dtype: torch.dtype) -> Tensor:
+    def length(self) -> Tensor:
         """For each block; not finite where an element is not, or where its square overflows."""
+        dtype = torch.promote_types(self.v.dtype, torch.float32)
         if self.scale is None:
             return torch.linalg.vector_norm(self.v.flatten(1), dim=1, dtype=dtype)
         axes = [i for i in range(1, self.v.ndim) if self.scale.shape[i] == 1]

@@ -16,7 +16,7 @@ from .fleet import Direction, Fleet
 from .groups import Kronecker, Structure
 from .groups.inverse_free import InverseFree
 from .groups.whitener import Whitener
-from .noise import Noise
+from .noise import Noise, mix
 from .normalize import Normalization
 from .probes import FiniteDifference, Gradients, Probe, Whitening
 from .real import real
@@ -40,7 +40,7 @@ class PSGD(BlockOptimizer):
         &\qquad Q \leftarrow Q - \text{precond\_lr} / \text{normalize}(\nabla\mathcal{E})
             \cdot \nabla\mathcal{E}\, Q \\
         &\quad m \leftarrow \text{average of } g \text{ with decay momentum} \\
-        &\quad d \leftarrow Q^T Q\, m, \text{ shortened to the length max\_norm} \\
+        &\quad d \leftarrow Q^T Q\, m, \text{ shortened to max\_rms and max\_norm} \\
         &\quad \theta \leftarrow \theta - \text{lr}\, (d + \text{weight\_decay}\; \theta)
         \end{aligned}
 
@@ -243,22 +243,25 @@ class PSGD(BlockOptimizer):
                     tidy=self._tidies(),
                 )
                 if of_average:  # P of before the update has been applied already
-                    return [Direction(v, scale) for v, scale in result], length, None
+                    return [Direction(v, scale) for v, scale in result], length.to(fleet.dtype), None
             else:
                 weights = fleet.split(weight) if weight is not None else [None] * len(gs)
                 for stack, g, w in zip(fleet.stacks, gs, weights, strict=True):
                     if fitted := stack.having(set(moved)):
                         source = stack.pack(grads) if not of_average else g if w is None else g / per_block(w, g)
                         self._whiten(stack, fitted, source, noise, ok)
-        directions = [Direction.of(stack, g) for stack, g in zip(fleet.stacks, gs, strict=True)]
-        length = torch.cat([direction.length(fleet.dtype) for direction in directions])
+        rare = all(group["update_every"] > 1 for group in self.param_groups)
+        directions = [Direction.of(stack, g, rare) for stack, g in zip(fleet.stacks, gs, strict=True)]
+        length = torch.cat([direction.length() for direction in directions]).to(fleet.dtype)
         return directions, length if weight is None else length / weight, weight
 
-    def _tidies(self) -> int:
-        """What need not be done at every step is done at every eighth; but a captured step may be the only one."""
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            return 1
-        return 8 if int(self._clock) % 8 == 0 else 0
+    def _tidies(self) -> bool:
+        """What need not be done at every step is done at one in eight; but a captured step may be the only one.
+
+        Which ones looks random, so that none of them falls into a gap of some schedule for ever.
+        """
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        return capturing or mix(int(self._clock)) % 8 == 0
 
     def _fit(self, whole: Stack, pairs: dict[int, tuple[Tensor, Tensor]], ok: Tensor) -> None:
         """Update ``Q`` of the blocks with new pairs."""

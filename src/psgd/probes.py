@@ -90,7 +90,7 @@ class Probe(ABC):
         options = ", ".join(
             f"{k}={v if not isinstance(v, nn.Module) else type(v).__name__}"
             for k, v in vars(self).items()
-            if v is not None and v is not False
+            if v is not None and not (k == "batched" and v is False)
         )
         return f"{type(self).__name__}({options})"
 
@@ -345,9 +345,12 @@ class HessianVector(Probe):
 class Whitening(Probe):
     """No second gradient: the pair is ``(v, g)`` with ``v ~ N(0, I)``, so that with ``c3`` ``P → E[g gᵀ]^(−1/2)``.
 
+    Inverse-free factors take the expectation over ``v`` and draw no random numbers.
+
     It fits the ordinary loop, ``loss.backward(); optimizer.step()``; a closure may be given but is not needed. There is
     no secant equation between ``v`` and ``g``: the criteria ``c1`` and ``c2`` have nothing to fit here. Whitened
-    gradients do not become smaller near a minimum, so ``lr`` should: 0.01 is a good start, or less.
+    gradients do not become smaller near a minimum, so ``lr`` should: 0.003 is a good start, and for large models
+    0.0007.
 
     Args:
         of_average: whiten the average of the gradients, which is what a step with momentum preconditions, instead of

@@ -61,7 +61,7 @@ class BlockOptimizer(Optimizer):
         #: for each block the parameter whose state holds what belongs to the block
         self._homes: dict[Block, int] = {}
         self._stacks: list[Stack] | None = None
-        #: for each block the parameter, name and value of an entry of its state, which is a view of a stack
+        #: for each block the parameter, name and value of some entries of its state, which are views of a stack
         self._shared: list[tuple[Tensor, str, Tensor]] = []
         #: number of parameters that are not empty
         self._filled = 0
@@ -250,10 +250,10 @@ class BlockOptimizer(Optimizer):
             p = self._params[self._homes[block]]
             views = {name: buffer[row] for name, buffer in stack.buffers().items()}
             self.state[p].update(views)
-            # Who replaces one entry replaces all: looking at one is enough.
-            name, view = next(iter(views.items()))
+            # Who replaces an entry of Q replaces all of it: looking at one of them is enough, and at the average.
+            watched = [next(iter(views)), *(name for name in AVERAGE if name in views)]
             self._shared = [entry for entry in self._shared if entry[0] is not p]
-            self._shared.append((p, name, view))
+            self._shared += [(p, name, views[name]) for name in watched]
 
     def _group(self, i: int) -> dict[str, Any]:
         return self.param_groups[self._group_of[i]]

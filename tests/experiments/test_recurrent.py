@@ -19,8 +19,8 @@ class TestNetwork:
         model, _ = PROBLEMS["addition"].start(0)
         assert sum(p.numel() for p in model.parameters()) == 2701
         optimizer = PSGD(Affine.groups(model), blocks=Affine())
-        assert "(50, 53): dense 50 ⊗ dense 53" in repr(optimizer)
-        assert "(1, 51): dense 51" in repr(optimizer)
+        assert "(50, 53): symmetric 50 ⊗ symmetric 53" in repr(optimizer)
+        assert "(1, 51): symmetric 51" in repr(optimizer)
 
     def test_it_starts_as_the_paper_says(self):
         model, _ = PROBLEMS["addition"].start(3)

@@ -294,4 +294,4 @@ def test_meta_groups_take_no_memory_and_tell_their_size():
     group = Kronecker().init((300, 200), batch=3, dtype=torch.float32, device="meta")
     assert group.nbytes() == 3 * 4 * (300**2 + 200**2)
     assert isinstance(group, Group)
-    assert group.describe() == "dense 300 ⊗ dense 200"
+    assert group.describe() == "symmetric 300 ⊗ symmetric 200"

@@ -47,9 +47,9 @@ class Case:
                 continue
             if isinstance(factor, NearSymmetric):
                 Q = torch.matrix_exp((A + A.mT) / 2 / n**0.5)
-                factor.full.copy_((Q + Q.mT) / 2)
+                factor.root.copy_((Q + Q.mT) / 2)
                 if asymmetry:
-                    factor.full.copy_(torch.matrix_exp(B - B.mT) @ Q)
+                    factor.root.copy_(torch.matrix_exp(B - B.mT) @ Q)
             else:
                 factor.diag.copy_(A.diagonal(dim1=1, dim2=2).exp())
         return group
@@ -513,7 +513,7 @@ def test_factors_of_very_different_size_are_balanced(dtype: torch.dtype):
     """By powers of two: ``P`` keeps every bit."""
     group = Case((4, 3, 2)).group(dtype=dtype)
     for factor, scale in zip(group.factors, [2.0**40, 2.0**-50, 1.0], strict=True):
-        factor.full.mul_(scale)
+        factor.root.mul_(scale)
     before = group.dense()
     group._balance_(torch.tensor([True]))
     sizes = torch.stack([factor.diagonal().amax() for factor in group.factors])
@@ -525,7 +525,7 @@ def test_a_step_balances_factors_of_very_different_size():
     case = Case((4, 3, 2))
     group, (dtheta, dgrad) = case.group(), case.vectors(2)
     for factor, scale in zip(group.factors, [2.0**20, 2.0**-30, 1.0], strict=True):
-        factor.full.mul_(scale)
+        factor.root.mul_(scale)
     before = group.dense()
     group.descend_(c3(group, dtheta, dgrad), 1e-12)
     sizes = torch.stack([factor.diagonal().amax() for factor in group.factors])

@@ -162,6 +162,7 @@ def summary(benchmark: Benchmark, plan: Plan, outcomes: Sequence[Outcome]) -> di
             "peers": [peer.name for peer in plan.peers],
             "model": plan.model,
             "quick": plan.quick,
+            "limit": plan.limit,
         },
         "table": {"caption": table.caption, "columns": table.columns, "rows": table.rows},
         "measurements": [
@@ -179,6 +180,7 @@ def summary(benchmark: Benchmark, plan: Plan, outcomes: Sequence[Outcome]) -> di
         ],
         "versions": together([here], VERSIONS) | versions,
         "machine": together([here], MACHINE),
+        "complete": len(outcomes) == len(benchmark.tasks(plan)),
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 

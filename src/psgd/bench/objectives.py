@@ -180,7 +180,7 @@ PROBLEMS: dict[str, Problem] = {
             0.025,
             start_mnist,
             plain=(0.1, 0.2, 0.3),
-            adaptive=(5e-4, 1e-3, 2e-3),
+            adaptive=(3e-4, 1e-3, 2e-3),
             psgd={
                 "lr": 0.002,
                 "probe": Whitening(of_average=True),

@@ -133,8 +133,13 @@ class Group:
         """``P g = Qᵀ Q g``"""
         return self.apply_t(self.apply(g))
 
-    def precondition_parts(self, g: Tensor) -> tuple[Tensor, Tensor | None]:
-        """``P g`` as an array, and what it still has to be multiplied with, if anything; both ``(B, *dims)``."""
+    def precondition_parts(self, g: Tensor, keep: bool = False) -> tuple[Tensor, Tensor | None]:
+        """``P g`` as an array, and what it still has to be multiplied with, if anything; both ``(B, *dims)``.
+
+        Args:
+            g: gradients
+            keep: ``Q`` will be used again before it changes
+        """
         return self.precondition(g), None
 
     def _along_axes(self, linear_map: str, v: Tensor) -> Tensor:
@@ -160,10 +165,10 @@ class Group:
         informative = tangent.unit_()
         usable = informative if usable is None else usable & informative
         for axis, factor in enumerate(self.factors):
-            factor.descend_(tangent.unfold(axis), lr, normalize or MaxAbs(), usable, self._limit(tangent.x.dtype))
+            factor.descend_(tangent.unfold(axis), lr, normalize or MaxAbs(), usable, self.limit(tangent.x.dtype))
         self._balance_(usable)
 
-    def _limit(self, dtype: torch.dtype) -> float:
+    def limit(self, dtype: torch.dtype) -> float:
         """How large the elements of a factor may get, so that ``P`` and ``P⁻¹`` stay well inside the number format."""
         return float(torch.finfo(dtype).max) ** (0.375 / len(self.factors))
 

@@ -24,10 +24,11 @@ from .diagonal import DiagonalFactor
 class NearSymmetric(Factor):
     """A stack of matrices ``Q ≈ Qᵀ``, ``(B, n, n)``."""
 
-    parts = ("full",)
+    parts = ("root",)
 
-    def __init__(self, full: Tensor) -> None:
-        self.full = full
+    def __init__(self, root: Tensor) -> None:
+        self.root = root
+        self._kept: tuple[int, Tensor] | None = None
 
     @classmethod
     def identity(cls, batch: int, n: int, dtype: torch.dtype, device: torch.device | str) -> NearSymmetric:
@@ -36,20 +37,26 @@ class NearSymmetric(Factor):
         return Q
 
     def apply(self, v: Tensor) -> Tensor:
-        return self.full @ v
+        return self.root @ v
 
     def apply_t(self, v: Tensor) -> Tensor:
-        return self.full.mT @ v
+        return self.root.mT @ v
 
     def P(self) -> Tensor:
-        return torch.bmm(self.full.mT, self.full)
+        return torch.bmm(self.root.mT, self.root)
+
+    def kept_P(self) -> Tensor:
+        """``P``, which is kept until ``Q`` changes: where updates are rare, forming it pays."""
+        if self._kept is None or self._kept[0] != self.root._version:
+            self._kept = (self.root._version, self.P())
+        return self._kept[1]
 
     def solve(self, v: Tensor) -> Tensor:
         """Not for training: only criterion 1 and the diagnostics ask for it."""
-        return _solve(self.full, v)
+        return _solve(self.root, v)
 
     def solve_t(self, v: Tensor) -> Tensor:
-        return _solve(self.full.mT, v)
+        return _solve(self.root.mT, v)
 
     def project(self, tangent: Tangent) -> Projected:
         return tangent
@@ -58,22 +65,22 @@ class NearSymmetric(Factor):
         raise NotImplementedError("the group moves its factors itself")
 
     def diagonal(self) -> Tensor:
-        return self.full.diagonal(dim1=1, dim2=2)
+        return self.root.diagonal(dim1=1, dim2=2)
 
     def set_diagonal_(self, values: Tensor) -> None:
         self.diagonal().copy_(values)
 
     def dense(self) -> Tensor:
-        return self.full
+        return self.root
 
     def describe(self) -> str:
-        return f"symmetric {self.full.shape[-1]}"
+        return f"symmetric {self.root.shape[-1]}"
 
 
 class InverseFree(Group):
     """A Kronecker product of near-symmetric and diagonal factors, in the coordinates ``dQ = Q^½ E Q^1.5``.
 
-    ``Fleet`` whitens many such groups at once, without random numbers.
+    ``Whitener`` whitens many such groups at once, without random numbers.
     """
 
     @cached_property
@@ -92,14 +99,18 @@ class InverseFree(Group):
         v, scale = self.precondition_parts(g)
         return (v if scale is None else v * scale).reshape(g.shape)
 
-    def precondition_parts(self, g: Tensor) -> tuple[Tensor, Tensor | None]:
+    def precondition_parts(self, g: Tensor, keep: bool = False) -> tuple[Tensor, Tensor | None]:
         """A long diagonal factor is left to be multiplied with what else scales the step: that saves a pass."""
         v = g.reshape(g.shape[0], *self.dims)
         long = self.long
         for axis, factor in enumerate(self.factors):
-            if isinstance(factor, NearSymmetric) and math.prod(self.dims) <= self.dims[axis] ** 2:
-                v = multiply_axis(factor.full.mT, multiply_axis(factor.full, v, axis), axis)
-            elif axis != long:
+            if axis == long:
+                continue
+            if isinstance(factor, NearSymmetric) and keep:
+                v = multiply_axis(factor.kept_P(), v, axis)
+            elif isinstance(factor, NearSymmetric) and math.prod(self.dims) <= self.dims[axis] ** 2:
+                v = multiply_axis(factor.root.mT, multiply_axis(factor.root, v, axis), axis)
+            else:
                 v = multiply_axis(factor.P(), v, axis)
         return v, None if long is None else along(self.factors[long].P(), v, long)
 
@@ -134,6 +145,15 @@ class InverseFree(Group):
             _descend_factor_(factor, gram(plus, axis, factor), gram(minus, axis, factor), tangent, lr, usable)
         self._balance_(usable)
 
+    def _balance_(self, usable: Tensor) -> None:
+        super()._balance_(usable)
+        for factor in self.factors:
+            size = factor.diagonal().abs().amax(-1)
+            limit = self.limit(size.dtype)
+            scale = torch.where(usable & (size > limit), (limit / size).log2().floor().exp2(), 1.0)
+            for buffer in factor.buffers().values():
+                buffer.mul_(along(scale, buffer))
+
 
 def _descend_factor_(
     factor: Factor, plus: Tensor, minus: Tensor, tangent: Tangent, lr: float | Tensor, usable: Tensor
@@ -147,9 +167,9 @@ def _descend_factor_(
     bound = torch.maximum(bound, frobenius * safe(lr)).to(S.dtype)
     step = torch.where(usable & torch.isfinite(bound) & (bound > 0), lr / bound, 0.0).to(S.dtype)
     if isinstance(factor, NearSymmetric):
-        move_(factor.full, S, step.view(-1, 1, 1))
+        move_(factor.root, S, step.view(-1, 1, 1))
         del S
-        turn_(factor.full, step > 0)
+        turn_(factor.root, step > 0)
     else:
         S = (S * step[:, None]).masked_fill_((step == 0)[:, None], 0)
         factor.set_diagonal_(factor.diagonal() * (1 - S))
@@ -240,7 +260,7 @@ def safe(lr: float | Tensor) -> float | Tensor:
     Then ``lr ‖S‖ / L < 2``, so that no direction of ``Q`` is ever stretched by overshooting; and for step sizes near
     one, where an estimate that is a little short would be enough to turn a direction around, ``lr ‖S‖ / L < 1``.
     """
-    return 1.1 * lr * (lr.clamp_min(0.5) if isinstance(lr, Tensor) else max(lr, 0.5))
+    return 1.25 * lr * (lr.clamp_min(0.5) if isinstance(lr, Tensor) else max(lr, 0.5))
 
 
 def move_(Q: Tensor, S: Tensor, step: Tensor) -> None:

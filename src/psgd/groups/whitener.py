@@ -85,7 +85,7 @@ class Whitener:
         counts = [len(_tensor(group.factors[0])) for group in self.groups]
         numels = [math.prod(group.dims) for group in self.groups]
         starts = [sum(counts[:g]) for g in range(len(counts))]
-        blocks, columns, sizes, firsts = [], [], [], []
+        blocks, columns, sizes, firsts, most = [], [], [], [], []
         for pool in self.pools:
             for g, axis in pool.members:
                 n = self.groups[g].dims[axis]
@@ -93,6 +93,7 @@ class Whitener:
                 columns += [numels[g] / n] * counts[g]
                 sizes += [float(n)] * counts[g]
                 firsts += [float(axis == 0)] * counts[g]
+                most += [math.log2(self.groups[g].limit(like.dtype))] * counts[g]
         of_block = sorted((b, k) for k, (b, first) in enumerate(zip(blocks, firsts, strict=True)) if first)
 
         def on_device(values: Sequence[float], dtype: torch.dtype = self.dtype) -> Tensor:
@@ -103,6 +104,8 @@ class Whitener:
         #: for each factor: its block, what it sees, whether it is the first of its block
         self.block = on_device(blocks, torch.int64)
         self.columns, self.sizes, self.first = map(on_device, (columns, sizes, firsts))
+        #: the logarithm of how large it may get
+        self.most = on_device(most)
         self.first_of_block = on_device([k for _, k in of_block], torch.int64)
         self.numel = on_device(
             [float(numel) for numel, count in zip(numels, counts, strict=True) for _ in range(count)]
@@ -118,7 +121,7 @@ class Whitener:
         damping: float,
         usable: Tensor,
         weight: Tensor | None = None,
-        tidy: int = 1,
+        tidy: bool = True,
     ) -> tuple[list[tuple[Tensor, Tensor | None]], Tensor]:
         """One step of every ``Q`` towards whitening ``g``, or ``g / weight``.
 
@@ -132,8 +135,7 @@ class Whitener:
             damping: relative to the size of ``g``
             usable: whether there is a step at all; blocks whose gradient is useless keep their ``Q`` anyway
             weight: for each of all blocks
-            tidy: do what need not be done at every step, for so many steps at once, or not at all: damp, turn ``Q``
-                back to symmetry, and balance the factors
+            tidy: also do what need not be done at every step: turn ``Q`` back to symmetry, and balance the factors
 
         Returns:
             ``P g / weight`` for each group, with ``P`` from before the step, as an array and what it still has to be
@@ -149,7 +151,7 @@ class Whitener:
         # What is outside is a gradient that vanished or exploded: following it, P would be of no use afterwards.
         eps = torch.finfo(self.dtype).eps
         usable = (usable & (rms > eps**2) & (rms < eps**-2))[self.block]
-        noise = (rms * damping).square_().mul_(tidy) if tidy else None
+        noise = (rms * damping).square_()
         whitened = self._precondition(gs, Ps, weight)
         tangents = []
         for pool, P in zip(self.pools, Ps, strict=True):
@@ -161,12 +163,11 @@ class Whitener:
         squares = torch.cat(
             [pool.diagonal(S).sum(1, dtype=self.dtype) for pool, S in zip(self.pools, tangents, strict=True)]
         )
-        if noise is not None:
-            self._damp_(Ps, tangents, noise)
+        self._damp_(Ps, tangents, noise)
         del Ps, P  # as large as S: gone before more is needed
-        self._descend_(tangents, lr, usable)
+        overflown = self._descend_(tangents, lr, usable)
         if tidy:
-            self._tidy_(usable)
+            self._tidy_(usable, overflown)
         for pool in self.pools:
             pool.put_back_()
         return whitened, squares[self.first_of_block].sqrt_()
@@ -192,7 +193,8 @@ class Whitener:
             whitened.append((v, scale))
         return whitened
 
-    def _descend_(self, tangents: list[Tensor], lr: float | Tensor, usable: Tensor) -> None:
+    def _descend_(self, tangents: list[Tensor], lr: float | Tensor, usable: Tensor) -> Tensor:
+        """Move every ``Q``; say where it is so large that its tangent overflows."""
         norm, square = (torch.cat(parts) for parts in zip(*map(norm_, tangents), strict=True))
         if isinstance(lr, Tensor) and lr.ndim:
             lr = lr[self.block]
@@ -207,6 +209,7 @@ class Whitener:
                 move_(pool.Q, S, mine.to(S.dtype).view(-1, 1, 1))
             else:
                 pool.Q.mul_(1 - S.mul_(mine[:, None]).masked_fill_((mine == 0)[:, None], 0))
+        return usable & ~torch.isfinite(bound)
 
     def _damp_(self, Ps: list[Tensor], tangents: list[Tensor], noise: Tensor) -> None:
         """Add what white noise on ``g`` adds to ``a aᵀ``: its variance, times ``P_i²`` and ``‖P_j‖²`` of the rest."""
@@ -219,10 +222,11 @@ class Whitener:
             else:
                 S.addcmul_(P.to(self.dtype).square(), mine[:, None])
 
-    def _tidy_(self, usable: Tensor) -> None:
+    def _tidy_(self, usable: Tensor, overflown: Tensor) -> None:
         """Turn factors back to symmetry, and move scale between those of a block until all are of one size.
 
-        Where there was no step, they were tidy before. The scales are powers of two, as in ``Group``.
+        Where there was no step, they were tidy before. The scales are powers of two, as in ``Group``. What is over the
+        limit, or so large that there could be no step, is made smaller.
         """
         for pool in self.pools:
             if pool.dense:
@@ -230,7 +234,9 @@ class Whitener:
         sizes = torch.cat([pool.diagonal(pool.Q).amax(1).to(self.dtype) for pool in self.pools])
         logs = sizes.clamp_min_(torch.finfo(self.dtype).tiny).log2_()
         powers = torch.where(usable, ((self.sum @ logs) / self.sum.sum(1) - logs).round_(), 0.0)
-        scales = powers.sub_(self.first * (self.sum @ powers)).exp2_()
+        powers.sub_(self.first * (self.sum @ powers))
+        powers.sub_((logs + powers - self.most).clamp_min_(0).ceil_())
+        scales = powers.sub_(8 * overflown).exp2_()
         for pool in self.pools:
             pool.Q.mul_(along(scales[pool.span].to(pool.Q.dtype), pool.Q))
 
@@ -249,4 +255,4 @@ def adjacent(parts: Sequence[Tensor]) -> Tensor | None:
 
 def _tensor(factor: Factor) -> Tensor:
     assert isinstance(factor, (NearSymmetric, DiagonalFactor))
-    return factor.full if isinstance(factor, NearSymmetric) else factor.diag
+    return factor.root if isinstance(factor, NearSymmetric) else factor.diag

@@ -249,7 +249,7 @@ def test_a_direction_has_the_length_of_its_step(structure: Structure, dtype: tor
         buffer.add_(torch.rand(buffer.shape, dtype=buffer.dtype, generator=torch.Generator().manual_seed(0)))
     g = torch.randn(2, 3, 4, dtype=torch.float64)
     right = stack.group.precondition(g)
-    length = Direction.of(stack, g).length(torch.float64)
+    length = Direction.of(stack, g).length()
     torch.testing.assert_close(length, right.flatten(1).norm(dim=1))
     rate = torch.tensor([0.5, 2.0], dtype=torch.float64)
     step = Direction.of(stack, g).step(rate, (3, 4), dtype)

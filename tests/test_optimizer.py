@@ -190,9 +190,9 @@ def test_no_second_gradient_where_q_is_not_updated():
     counts = []
     for _ in range(7):
         calls.clear()
-        before = optimizer.state[model[0].weight]["Q0_full"].clone()
+        before = optimizer.state[model[0].weight]["Q0_root"].clone()
         optimizer.step(closure)
-        changed = not torch.equal(before, optimizer.state[model[0].weight]["Q0_full"])
+        changed = not torch.equal(before, optimizer.state[model[0].weight]["Q0_root"])
         counts.append((len(calls), changed))
     assert counts == [(2, True), (1, False), (1, False)] * 2 + [(2, True)]
 
@@ -230,7 +230,7 @@ def test_param_groups_have_their_own_numbers():
         ]
         optimizer = PSGD(groups, lr=0.05, max_norm=10.0)
         q = []
-        train(model, optimizer, 0, 4, lambda _: q.append(optimizer.state[model[3].weight]["Q0_full"].clone()))
+        train(model, optimizer, 0, 4, lambda _: q.append(optimizer.state[model[3].weight]["Q0_root"].clone()))
         return model, q
 
     plain, _ = go()
@@ -381,7 +381,7 @@ def test_frozen_and_missing_gradients():
     assert torch.equal(model[0].weight, start[0].weight)
     assert not torch.equal(model[3].weight, start[3].weight)
     assert torch.equal(unused, torch.ones(6, 6))
-    assert torch.equal(optimizer.state[unused]["Q0_full"], torch.eye(6))
+    assert torch.equal(optimizer.state[unused]["Q0_root"], torch.eye(6))
     model[0].requires_grad_(True)
     train(model, optimizer, 5, 6)
     assert not torch.equal(model[0].weight, start[0].weight)

@@ -25,7 +25,7 @@ class Direction:
     scale: Tensor | None
 
     @classmethod
-    def of(cls, stack: Stack, g: Tensor, keep: bool) -> Direction:
+    def of(cls, stack: Stack, g: Tensor, keep: bool = False) -> Direction:
         return cls(*stack.group.precondition_parts(g.to(stack.like.dtype), keep))
 
     def length(self) -> Tensor:

@@ -4,7 +4,7 @@ A step ``dQ = Q^½ E Q^1.5`` (arXiv:2402.11858) with ``Q = Qᵀ`` sees a change 
 the parameters as ``b = δθ``. So for criterion 3 ``Q ← Q − μ (a aᵀ − b bᵀ) Q``, and nothing is ever inverted. Each
 step turns ``Q`` a little out of symmetry; a small rotation, which ``P = QᵀQ`` does not see, turns it back.
 
-Of the coordinates in that paper this one fits best, and it stays bounded in bfloat16: ``psgd bench fit``.
+Of the coordinates in that paper this one fits best or nearly so, and best in bfloat16: ``psgd bench fit``.
 """
 
 from __future__ import annotations

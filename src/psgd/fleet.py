@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import guarded
 from .groups.inverse_free import InverseFree
-from .groups.whitener import Whitener
+from .groups.whitener import Whitener, sent
 from .stacks import Stack, per_block
 
 
@@ -48,7 +48,8 @@ class Direction:
 
 
 class Fleet:
-    """
+    """Stacks that take their steps together.
+
     Args:
         stacks: on one device, with one dtype of ``Q`` and one of steps
         group_of: the param group of each of their blocks
@@ -71,7 +72,7 @@ class Fleet:
     def numel(self) -> Tensor:
         """Of each block."""
         sizes = [float(stack.blocks[0].numel) for stack in self.stacks for _ in stack.blocks]
-        return _to(torch.tensor(sizes, dtype=self.dtype), self.device)
+        return sent(torch.tensor(sizes, dtype=self.dtype), self.device)
 
     @cached_property
     def _ones(self) -> Tensor:
@@ -81,7 +82,7 @@ class Fleet:
     def _masks(self) -> Tensor:
         """For each param group, which blocks are in it."""
         of = torch.tensor(self.group_of)
-        return _to(of == of.unique()[:, None], self.device)
+        return sent(of == of.unique()[:, None], self.device)
 
     def number(self, groups: Sequence[Mapping[str, Any]], key: str, instead_of_none: float = 0.0) -> float | Tensor:
         """An option: one number where all blocks agree, else one for each, shape ``(B,)``."""
@@ -151,8 +152,3 @@ class Fleet:
         """How much those of all fleets, of some length together, have to be shortened for ``max_norm``."""
         limit = self.number(groups, "max_norm", math.inf)
         return (limit / total.to(self.device)).clamp(max=1).to(self.dtype)
-
-
-def _to(values: Tensor, device: torch.device) -> Tensor:
-    """To a device, without making the host wait."""
-    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)

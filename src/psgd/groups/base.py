@@ -18,7 +18,7 @@ from ..tangent import Tangent, fold, largest, unfold
 
 
 class Factor(ABC):
-    """A stack of B matrices ``Q`` of size n×n from one Lie group, all with a positive diagonal.
+    """A stack of B matrices ``Q`` of size n×n.
 
     The linear maps take and return arrays of shape ``(B, n, k)``.
     """
@@ -43,14 +43,6 @@ class Factor(ABC):
         """``Q⁻ᵀ v``"""
 
     @abstractmethod
-    def project(self, tangent: Tangent) -> Projected:
-        """What the Lie algebra of this group keeps of the tangent ``S``."""
-
-    @abstractmethod
-    def descend_off_diagonal_(self, tangent: Any, step: Tensor, scale: Tensor) -> None:
-        """``Q ← scale · (Q − step · E Q)`` for a projected tangent ``E``; the diagonal is written afterwards."""
-
-    @abstractmethod
     def diagonal(self) -> Tensor:
         """The diagonal of ``Q``, shape ``(B, n)``."""
 
@@ -71,6 +63,18 @@ class Factor(ABC):
 
     def buffers(self) -> dict[str, Tensor]:
         return {part: getattr(self, part) for part in self.parts}
+
+
+class LeftFactor(Factor):
+    """Matrices with a positive diagonal from one Lie group, which move by ``dQ = E Q``."""
+
+    @abstractmethod
+    def project(self, tangent: Tangent) -> Projected:
+        """What the Lie algebra of this group keeps of the tangent ``S``."""
+
+    @abstractmethod
+    def descend_off_diagonal_(self, tangent: Any, step: Tensor, scale: Tensor) -> None:
+        """``Q ← scale · (Q − step · E Q)`` for a projected tangent ``E``; the diagonal is written afterwards."""
 
     def descend_(
         self, tangent: Tangent, lr: float | Tensor, normalize: Normalization, usable: Tensor, limit: float
@@ -165,6 +169,7 @@ class Group:
         informative = tangent.unit_()
         usable = informative if usable is None else usable & informative
         for axis, factor in enumerate(self.factors):
+            assert isinstance(factor, LeftFactor)
             factor.descend_(tangent.unfold(axis), lr, normalize or MaxAbs(), usable, self.limit(tangent.x.dtype))
         self._balance_(usable)
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..tangent import DiagonalTangent, Tangent
-from .base import Factor, Group, Structure
+from .base import Group, LeftFactor, Structure
 
 
-class DiagonalFactor(Factor):
+class DiagonalFactor(LeftFactor):
     """A stack of diagonal matrices, kept as ``(B, n)``."""
 
     parts = ("diag",)

@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..normalize import Normalization, Projected
+from ..normalize import Normalization
 from ..tangent import Tangent, largest, unfold
 from .base import Factor, Group
 from .diagonal import DiagonalFactor
@@ -57,12 +57,6 @@ class NearSymmetric(Factor):
 
     def solve_t(self, v: Tensor) -> Tensor:
         return _solve(self.root.mT, v)
-
-    def project(self, tangent: Tangent) -> Projected:
-        return tangent
-
-    def descend_off_diagonal_(self, tangent: Tangent, step: Tensor, scale: Tensor) -> None:
-        raise NotImplementedError("the group moves its factors itself")
 
     def diagonal(self) -> Tensor:
         return self.root.diagonal(dim1=1, dim2=2)

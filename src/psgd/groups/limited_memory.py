@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..tangent import Tangent
-from .base import Factor, Group, Structure
+from .base import Group, LeftFactor, Structure
 from .diagonal import DiagonalFactor
 from .triangular import Triangular
 
@@ -37,7 +37,7 @@ class LimitedMemoryTangent:
         return self.pair.spectral()
 
 
-class LimitedMemoryFactor(Factor):
+class LimitedMemoryFactor(LeftFactor):
     """A stack of ``Q11 (B, r, r)`` upper triangular, ``Q12 (B, r, n − r)`` dense, ``Q22 (B, n − r)`` diagonal."""
 
     parts = ("Q11", "Q12", "Q22")

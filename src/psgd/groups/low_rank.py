@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..normalize import Normalization
 from ..tangent import DiagonalTangent, Tangent, largest
-from .base import Factor, Group, Structure
+from .base import Group, LeftFactor, Structure
 from .triangular import Triangular
 
 
@@ -65,7 +65,7 @@ class LowRankTangent:
         return torch.maximum(square.sqrt(), self.max_diag())
 
 
-class LowRankFactor(Factor):
+class LowRankFactor(LeftFactor):
     """A stack of ``U (B, n, r)``, ``V (B, n, r)`` and ``d (B, n)``.
 
     ``d`` and the determinant of ``I + U Vᵀ`` stay positive. The diagonal of ``Q`` need not, so ``diagonal`` is that of

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..tangent import BLOCK_ROWS, Tangent
-from .base import Factor, Group, Structure
+from .base import Group, LeftFactor, Structure
 
 
-class Triangular(Factor):
+class Triangular(LeftFactor):
     """A stack of upper triangular matrices, ``(B, n, n)``."""
 
     parts = ("full",)

@@ -97,9 +97,7 @@ class Whitener:
         of_block = sorted((b, k) for k, (b, first) in enumerate(zip(blocks, firsts, strict=True)) if first)
 
         def on_device(values: Sequence[float], dtype: torch.dtype = self.dtype) -> Tensor:
-            """Without making the host wait."""
-            tensor = torch.tensor(values, dtype=dtype)
-            return tensor.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else tensor.to(like.device)
+            return sent(torch.tensor(values, dtype=dtype), like.device)
 
         #: for each factor: its block, what it sees, whether it is the first of its block
         self.block = on_device(blocks, torch.int64)
@@ -239,6 +237,11 @@ class Whitener:
         scales = powers.sub_(8 * overflown).exp2_()
         for pool in self.pools:
             pool.Q.mul_(along(scales[pool.span].to(pool.Q.dtype), pool.Q))
+
+
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """To a device, without making the host wait."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
 def adjacent(parts: Sequence[Tensor]) -> Tensor | None:

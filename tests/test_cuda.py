@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from psgd import PSGD, Affine, Dense, FiniteDifference, HessianVector, Joint, Kronecker, Spectral, Whitening
+from psgd.groups.triangular import descend_rank_two_
 
 from .cases import PROBES, STRUCTURES, batch
 
@@ -272,6 +273,88 @@ def test_a_captured_step_does_what_a_step_does(of_average, precond_dtype):
         eager.step()
     for a, b in zip(weights(model), weights(other), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"update_every": 3}, {"precond_dtype": torch.bfloat16}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_recorded_steps_are_steps(options, dtype):
+    """Also while the step size changes, where a step is skipped, a parameter has no gradient, or memory moves."""
+
+    def train(cuda_graph: bool) -> tuple[list[torch.Tensor], PSGD]:
+        model = model_on("cuda", dtype)
+        optimizer = PSGD(
+            model.parameters(), lr=0.01, weight_decay=0.1, probe=Whitening(), cuda_graph=cuda_graph, **options
+        )
+        go(model, optimizer, 0, 30)
+        for step in range(30, 60):
+            optimizer.param_groups[0]["lr"] = 0.01 / step
+            go(model, optimizer, step, step + 1)
+        for p in model.parameters():
+            p.grad = torch.full_like(p, torch.nan)
+        optimizer.step()
+        go(model, optimizer, 60, 70)
+        model[0].bias.requires_grad_(False)
+        model[0].bias.grad = None
+        go(model, optimizer, 70, 80)
+        model[0].bias.requires_grad_(True)
+        for p in model.parameters():
+            p.data = p.data.clone()
+        go(model, optimizer, 80, 100)
+        optimizer.load_state_dict(optimizer.state_dict())
+        go(model, optimizer, 100, 120)
+        return weights(model), optimizer
+
+    recorded, optimizer = train(True)
+    assert optimizer._whole is not None
+    assert optimizer._whole.replays is not None
+    assert len(optimizer._whole.replays._graphs) > 1
+    plain, other = train(False)
+    assert other._whole is not None
+    assert other._whole.replays is None
+    for mine, theirs in zip(recorded, plain, strict=True):
+        assert torch.equal(mine, theirs)
+    assert int(next(iter(optimizer.state.values()))["skipped"]) == 1
+
+
+def test_a_step_that_cannot_be_recorded_is_taken_anyway(monkeypatch):
+    model = model_on("cuda")
+    optimizer = PSGD(model.parameters(), lr=0.01, probe=Whitening())
+    go(model, optimizer, 0, 1)
+    head = optimizer._head
+
+    def waiting(*args):
+        torch.cuda.synchronize()
+        return head(*args)
+
+    monkeypatch.setattr(optimizer, "_head", waiting)
+    before = weights(model)
+    with pytest.warns(UserWarning, match="without CUDA graphs"):
+        go(model, optimizer, 1, 20)
+    assert int(optimizer.state[next(model.parameters())]["step"]) == 20
+    assert not any(torch.equal(a, b) for a, b in zip(before, weights(model), strict=True))
+
+
+def test_autograd_is_told_that_recorded_steps_change_parameters():
+    model = model_on("cuda")
+    optimizer = PSGD(model.parameters(), lr=0.01, probe=Whitening())
+    go(model, optimizer, 0, 30)
+    x, y = (t.cuda() for t in batch(0, torch.float32))
+    loss = ((model(x) - y) ** 2).mean()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 130, 500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_blocked_update_is_the_product(n, dtype):
+    Q = torch.randn(2, n, n, dtype=dtype, device="cuda").triu()
+    x, y = torch.randn(2, 2, n, 1, dtype=dtype, device="cuda")
+    step, scale = (torch.rand(2, 1, 1, dtype=dtype, device="cuda") for _ in range(2))
+    expected = scale * (Q.double() - step * (x @ y.mT + y @ x.mT).double().triu() @ Q.double())
+    descend_rank_two_(Q, x, y, step, scale)
+    torch.testing.assert_close(Q.double(), expected, rtol=1e-4, atol=1e-4 if dtype == torch.float32 else 1e-10)
+    assert torch.equal(Q, Q.triu())
 
 
 def test_dense_too_large_for_the_device():

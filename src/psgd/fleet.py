@@ -6,14 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import guarded
-from .groups.inverse_free import InverseFree
-from .groups.whitener import Whitener, sent
+from . import guarded, kernels
+from .groups.inverse_free import InverseFree, NearSymmetric
+from .groups.whitener import Whitener
+from .kernels import Table, sent
 from .stacks import Stack, per_block
 
 
@@ -25,8 +27,10 @@ class Direction:
     scale: Tensor | None
 
     @classmethod
-    def of(cls, stack: Stack, g: Tensor, keep: bool = False) -> Direction:
-        return cls(*stack.group.precondition_parts(g.to(stack.like.dtype), keep))
+    def of(cls, stack: Stack, g: Tensor, keep: bool = False, out: Tensor | None = None) -> tuple[Direction, Tensor]:
+        """That of gradients, and its length for each block."""
+        direction = cls(*stack.group.precondition_parts(g.to(stack.like.dtype), keep, out))
+        return direction, direction.length()
 
     def length(self) -> Tensor:
         """For each block; not finite where an element is not, or where its square overflows."""
@@ -47,6 +51,23 @@ class Direction:
         return torch.mul(self.v, factor, out=torch.empty_like(self.v, dtype=dtype)).view(len(self.v), *shape)
 
 
+@dataclass
+class Heading:
+    """Where the blocks of a fleet go.
+
+    Args:
+        directions: of the stacks
+        length: of the direction of each block
+        divisor: for each block what its direction is still to be divided by, if anything; the length was already
+        buffer: the one that all directions lie in, if they do
+    """
+
+    directions: list[Direction]
+    length: Tensor
+    divisor: Tensor | None
+    buffer: Tensor | None
+
+
 class Fleet:
     """Stacks that take their steps together.
 
@@ -60,6 +81,7 @@ class Fleet:
         self.group_of = list(group_of)
         self.counts = [len(stack.blocks) for stack in self.stacks]
         self.device, self.dtype = self.stacks[0].device, self.stacks[0].dtype
+        self._table: Table | None = None
 
     @cached_property
     def whitener(self) -> Whitener | None:
@@ -67,6 +89,64 @@ class Fleet:
         groups = [stack.group for stack in self.stacks]
         free = [group for group in groups if isinstance(group, InverseFree)]
         return Whitener(free) if len(free) == len(groups) else None
+
+    @cached_property
+    def matrices(self) -> list[NearSymmetric]:
+        """The inverse-free factors."""
+        return [f for stack in self.stacks for f in stack.group.factors if isinstance(f, NearSymmetric)]
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """Where in a buffer the directions of each stack begin, and where the buffer ends."""
+        sizes = [len(stack.blocks) * stack.blocks[0].numel for stack in self.stacks]
+        return list(accumulate((-(-size // 128) * 128 for size in sizes), initial=0))
+
+    def room(self) -> tuple[Tensor | None, list[Tensor | None]]:
+        """A buffer for the directions of all stacks, and the part of each; only where one kernel then moves all."""
+        if self._table is None:
+            return None, [None] * len(self.stacks)
+        buffer = torch.empty(self._starts[-1], dtype=self.stacks[0].like.dtype, device=self.device)
+        parts: list[Tensor | None] = []
+        for stack, start in zip(self.stacks, self._starts, strict=False):
+            shape = (len(stack.blocks), *stack.group.dims)
+            parts.append(buffer[start : start + math.prod(shape)].view(shape))
+        return buffer, parts
+
+    def aim(self, params: Sequence[Tensor]) -> Table | None:
+        """What the kernel that moves all parameters needs, if it can; anew where they lie elsewhere now."""
+        if not kernels.ready(self.device):
+            return None
+        thetas = [params[i] for stack in self.stacks for i in stack.positions]
+        if self._table is None or [theta.data_ptr() for theta in thetas] != self._table.pointers:
+            # While someone records a CUDA graph, nothing can be sent to the device.
+            self._table = None if torch.cuda.is_current_stream_capturing() else self._new_table(thetas)
+        return self._table
+
+    def _new_table(self, thetas: Sequence[Tensor]) -> Table | None:
+        free = all(isinstance(stack.group, InverseFree) and stack.plain for stack in self.stacks)
+        alike = {(theta.device, theta.dtype, theta.is_contiguous()) for theta in thetas}
+        small = all(theta.numel() < kernels.MOST for theta in thetas)
+        if not (free and small and alike == {(self.device, thetas[0].dtype, True)}):
+            return None
+        starts, scales, used = [], [], 1  # the first scale is one
+        for stack, start in zip(self.stacks, self._starts, strict=False):
+            assert isinstance(stack.group, InverseFree)
+            dims, long, numel = stack.group.dims, stack.group.long, stack.blocks[0].numel
+            n, after = (1, numel) if long is None else (dims[long], math.prod(dims[long + 1 :]))
+            for row in range(len(stack.blocks)):
+                starts.append(start + row * numel)
+                scales.append((0 if long is None else used + row * n, n, after))
+            used += 0 if long is None else n * len(stack.blocks)
+        return Table(thetas, starts, scales)
+
+    def subtract_(self, heading: Heading, rate: Tensor, decay: float | Tensor, usable: Tensor) -> None:
+        """Move all parameters, see ``aim``: ``θ ← θ − rate · direction − decay · θ``."""
+        assert self._table is not None
+        assert heading.buffer is not None
+        one = self._ones[:1].to(heading.buffer.dtype)
+        scales = [direction.scale.flatten() for direction in heading.directions if direction.scale is not None]
+        each = torch.ones_like(rate) * decay
+        self._table.subtract_(heading.buffer, torch.cat([one, *scales]), rate.contiguous(), each, usable)
 
     @cached_property
     def numel(self) -> Tensor:
@@ -104,28 +184,13 @@ class Fleet:
             return list(each.split(self.counts))
         return [each] * len(self.stacks)
 
-    def average_(
-        self, grads: Mapping[int, Tensor], momentum: float | Tensor, usable: Tensor
-    ) -> tuple[list[Tensor | None], Tensor | None]:
-        """Take gradients into the averages of the stacks that have one.
-
-        Returns:
-            the averages, and for each block what divides them: the sum of their weights, so that they are unbiased from
-            the first step on
-        """
-        if not any(stack.average for stack in self.stacks):
-            return [None] * len(self.stacks), None
+    def average_(self, grads: Mapping[int, Tensor], momentum: float | Tensor, usable: Tensor) -> None:
+        """Take gradients into the averages of the stacks that have one."""
         fused: tuple[list[Tensor], list[Tensor]] = ([], [])
-        means: list[Tensor | None] = []
-        weights = []
         for stack, decay in zip(self.stacks, self.split(momentum), strict=True):
             if not stack.average:
-                means.append(None)
-                weights.append(torch.ones(len(stack.blocks), dtype=self.dtype, device=self.device))
                 continue
             mean, weight = stack.average["momentum"], stack.average["momentum_weight"]
-            means.append(mean)
-            weights.append(weight)
             pairs = None if isinstance(decay, Tensor) else stack.same_layout(mean, grads)
             if pairs is not None:
                 fused[0].extend([*pairs[0], weight])
@@ -138,8 +203,30 @@ class Fleet:
         if fused[0]:
             assert not isinstance(momentum, Tensor)
             guarded.average_(*fused, 1 - momentum, usable)
+
+    def averages(self, grads: Mapping[int, Tensor]) -> tuple[list[Tensor], Tensor | None]:
+        """The averages of the stacks, or the gradients themselves; and for each block what divides them.
+
+        That is the sum of the weights of an average, so that it is unbiased from the first step on.
+        """
+        gs = [stack.average["momentum"] if stack.average else stack.pack(grads) for stack in self.stacks]
+        if not any(stack.average for stack in self.stacks):
+            return gs, None
+        weights = [
+            stack.average["momentum_weight"] if stack.average else self._ones[: len(stack.blocks)]
+            for stack in self.stacks
+        ]
         # Before the first usable gradient both are zero.
-        return means, torch.cat(weights).clamp_min_(torch.finfo(self.dtype).tiny)
+        return gs, torch.cat(weights).clamp_min_(torch.finfo(self.dtype).tiny)
+
+    def nbytes(self) -> int:
+        """Of what is kept for the blocks."""
+        return sum(buffer.nbytes for stack in self.stacks for buffer in stack.buffers().values())
+
+    @property
+    def averaging(self) -> bool:
+        """Whether the gradients of all blocks are averaged."""
+        return all(stack.average for stack in self.stacks)
 
     def shorter(self, groups: Sequence[Mapping[str, Any]], length: Tensor) -> Tensor:
         """How much preconditioned gradients of some length have to be shortened for ``max_rms``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from . import checks, guarded, options, summary, usable
 from .blocks import Blocks, PerTensor
 from .criteria import Criterion, c3
-from .fleet import Direction, Fleet
+from .fleet import Direction, Fleet, Heading
 from .groups import Kronecker, Structure
 from .groups.inverse_free import InverseFree
 from .groups.whitener import Whitener
@@ -20,9 +21,12 @@ from .noise import Noise, mix
 from .normalize import Normalization
 from .probes import FiniteDifference, Gradients, Probe, Whitening
 from .real import real
+from .replay import Replays, at_once
 from .stacks import Stack, per_block
-from .state import BlockOptimizer
+from .state import BlockOptimizer, Whole
 
+#: moves all parameters, by the numbers of the param groups, where a step is usable
+Advance = Callable[[Sequence[Mapping[str, Any]], usable.Flags], None]
 #: random numbers for the parameter at a position
 Draw = Callable[[int], Tensor]
 
@@ -71,6 +75,9 @@ class PSGD(BlockOptimizer):
         max_norm: largest length of the preconditioned gradient of all parameters together
         seed: of the probes' random numbers, which are a function of seed, step and parameter alone
         maximize: go up instead of down
+        cuda_graph: record the steps of ``Whitening`` on a GPU and replay them, which takes the host far less time. What
+            a step needs besides the state, at most 1.5 times as much, then stays reserved; so it is not done where
+            the state takes more than a sixteenth of the device's memory.
         error_if_nonfinite: raise ``FloatingPointError`` where a step would be skipped; the host then waits for the
             device at every step
 
@@ -94,6 +101,7 @@ class PSGD(BlockOptimizer):
     criterion: Criterion
     probe: Probe
     normalize: Normalization
+    cuda_graph: bool
     error_if_nonfinite: bool
 
     def __init__(
@@ -116,6 +124,7 @@ class PSGD(BlockOptimizer):
         max_norm: float | None = None,
         seed: int = 0,
         maximize: bool = False,
+        cuda_graph: bool = True,
         error_if_nonfinite: bool = False,
     ) -> None:
         choices = {
@@ -125,6 +134,7 @@ class PSGD(BlockOptimizer):
             "blocks": checks.choice("blocks", blocks, Blocks),
             "precond_dtype": checks.precision(precond_dtype, preconditioner),
             "normalize": checks.normalization(normalize, preconditioner),
+            "cuda_graph": bool(cuda_graph),
             "error_if_nonfinite": bool(error_if_nonfinite),
         }
         numbers = {
@@ -177,15 +187,23 @@ class PSGD(BlockOptimizer):
 
         with without_autocast(ok):
             fleets, partial = self._fleets(grads)
-            directions = []
             for fleet in fleets:
-                here = ok[fleet.device]
                 for stack in fleet.stacks:
-                    self._fit(stack, evaluation.pairs, here)
-                directions.append(self._precondition(fleet, grads, moved, noise, here))
-            for whole, rows, part in partial:
-                whole.put_back_(rows, part)
-            self._move(fleets, directions, grads, ok)
+                    self._fit(stack, evaluation.pairs, ok[fleet.device])
+                fleet.average_(grads, fleet.number(self.param_groups, "momentum"), ok[fleet.device])
+
+            def advance(groups: Sequence[Mapping[str, Any]], ok: usable.Flags) -> None:
+                headings = [self._head(fleet, grads, moved, noise, ok[fleet.device], tidy) for fleet in fleets]
+                for whole, rows, part in partial:
+                    whole.put_back_(rows, part)
+                self._move(fleets, headings, grads, groups, ok)
+
+            tidy = self._tidies()
+            if self._can_replay(fleets, moved) and not partial:
+                self._replay(fleets, (bool(moved), tidy), advance, ok[fleets[0].device])
+            else:
+                advance(self.param_groups, ok)
+        self._clock += 1
         return evaluation.loss
 
     def _fleets(self, grads: Mapping[int, Tensor]) -> tuple[list[Fleet], list[tuple[Stack, list[int], Stack]]]:
@@ -195,9 +213,9 @@ class PSGD(BlockOptimizer):
             for stack in stacks:
                 self._start_average(stack)
         if len(grads) == self._filled:
-            if self._whole is None or self._whole[0] is not stacks:
-                self._whole = (stacks, self._by_device(stacks))
-            return self._whole[1], []
+            if self._whole is None or self._whole.stacks is not stacks:
+                self._whole = Whole(stacks, self._by_device(stacks))
+            return self._whole.fleets, []
         chosen = [(stack, stack.having(grads)) for stack in stacks]
         parts = [(stack, rows, stack.select(rows)) for stack, rows in chosen if rows]
         fleets = self._by_device([part for _, _, part in parts])
@@ -218,32 +236,77 @@ class PSGD(BlockOptimizer):
             stack.start_average()
             self._share_state(stack)
 
-    def _precondition(
-        self, fleet: Fleet, grads: Mapping[int, Tensor], moved: Sequence[int], noise: Draw, ok: Tensor
-    ) -> tuple[list[Direction], Tensor, Tensor | None]:
-        """Average gradients, whiten them where that is how ``Q`` is fitted, and precondition them.
+    def _can_replay(self, fleets: Sequence[Fleet], moved: Sequence[int]) -> bool:
+        """Whether all of a step that follows the averages is the same work at the same places every time."""
+        tables = [fleet.aim(self._params) for fleet in fleets]
+        return (
+            self.cuda_graph
+            and len({fleet.device for fleet in fleets}) == 1
+            and all(table and fleet.averaging for fleet, table in zip(fleets, tables, strict=True))
+            and (not moved or (self._whitens_average() and len(moved) == self._filled))
+            and not torch.cuda.is_current_stream_capturing()
+        )
 
-        Returns:
-            the directions of the stacks, the lengths of those of all blocks, and what is still to divide them by
+    def _whitens_average(self) -> bool:
+        return isinstance(self.probe, Whitening) and self.probe.of_average and self.criterion is c3
+
+    def _replay(self, fleets: Sequence[Fleet], kind: tuple[bool, bool], advance: Advance, ok: Tensor) -> None:
+        """Advance by a recorded step, once there is one. The step sizes may change, all else is part of the record.
+
+        Args:
+            kind: whether ``Q`` is updated, and tidied
         """
-        means, weight = fleet.average_(grads, fleet.number(self.param_groups, "momentum"), ok)
-        gs = [stack.pack(grads) if mean is None else mean for stack, mean in zip(fleet.stacks, means, strict=True)]
+        assert self._whole is not None
+        replays = self._whole.replays
+        if replays is None:
+            replays = self._whole.replays = Replays(fleets[0].device, sum(fleet.nbytes() for fleet in fleets))
+        rates = replays.hold("lr", [group["lr"] for group in self.param_groups], torch.float64)
+        (usable_now,) = replays.hold("usable", [ok], torch.bool)
+        groups = [{**group, "lr": rate} for group, rate in zip(self.param_groups, rates, strict=True)]
+        numbers = tuple(group[name] for group in groups for name in options.NAMES if name not in ("lr", "seed"))
+        tables = tuple(fleet.aim(self._params) for fleet in fleets)
+        updates, _ = kind
+        factors = [factor for fleet in fleets for factor in fleet.matrices]
+        kept = not updates and all(factor.keeps_P() for factor in factors)
+        key = (*kind, kept, numbers, tables, torch.get_float32_matmul_precision())
+        replays(key, lambda: advance(groups, {fleets[0].device: usable_now}))
+        # Neither kernels nor recordings tell autograd, or who keeps P, that tensors have changed.
+        torch.autograd.graph.increment_version(self._params)
+        if updates:
+            torch.autograd.graph.increment_version([factor.root for factor in factors])
+        else:
+            for factor in factors:
+                factor.confirm_P()
+
+    def _head(
+        self,
+        fleet: Fleet,
+        grads: Mapping[int, Tensor],
+        moved: Sequence[int],
+        noise: Draw,
+        ok: Tensor,
+        tidy: bool,
+    ) -> Heading:
+        """Precondition averaged gradients; whiten them, where that is how ``Q`` is fitted."""
+        gs, weight = fleet.averages(grads)
         if isinstance(self.probe, Whitening) and moved:
             of_average = self.probe.of_average or weight is None
             all_due = len(moved) == self._filled
             if all_due and fleet.whitener is not None and self.criterion is c3:
                 whitened = gs if of_average else [stack.pack(grads) for stack in fleet.stacks]
                 dtype = fleet.stacks[0].like.dtype
+                buffer, outs = fleet.room() if of_average else (None, None)
                 result, length = fleet.whitener.whiten_(
                     [g.to(dtype) for g in whitened],
                     fleet.number(self.param_groups, "precond_lr"),
                     self.probe.relative_damping(dtype),
                     ok,
                     weight if of_average else None,
-                    tidy=self._tidies(),
+                    tidy=tidy,
+                    outs=outs,
                 )
                 if of_average:  # P of before the update has been applied already
-                    return [Direction(v, scale) for v, scale in result], length.to(fleet.dtype), None
+                    return Heading([Direction(v, scale) for v, scale in result], length.to(fleet.dtype), None, buffer)
             else:
                 weights = fleet.split(weight) if weight is not None else [None] * len(gs)
                 for stack, g, w in zip(fleet.stacks, gs, weights, strict=True):
@@ -251,9 +314,13 @@ class PSGD(BlockOptimizer):
                         source = stack.pack(grads) if not of_average else g if w is None else g / per_block(w, g)
                         self._whiten(stack, fitted, source, noise, ok)
         rare = all(group["update_every"] > 1 for group in self.param_groups)
-        directions = [Direction.of(stack, g, rare) for stack, g in zip(fleet.stacks, gs, strict=True)]
-        length = torch.cat([direction.length() for direction in directions]).to(fleet.dtype)
-        return directions, length if weight is None else length / weight, weight
+        buffer, outs = fleet.room()
+        each = zip(fleet.stacks, gs, outs, strict=True)
+        tasks = [partial(Direction.of, stack, g, rare, out) for stack, g, out in each]
+        parts = at_once(tasks, [g.numel() for g in gs], fleet.device)
+        directions = [direction for direction, _ in parts]
+        length = torch.cat([length for _, length in parts]).to(fleet.dtype)
+        return Heading(directions, length if weight is None else length / weight, weight, buffer)
 
     def _tidies(self) -> bool:
         """What need not be done at every step is done at one in eight; but a captured step may be the only one.
@@ -304,39 +371,44 @@ class PSGD(BlockOptimizer):
     def _move(
         self,
         fleets: Sequence[Fleet],
-        directions: Sequence[tuple[list[Direction], Tensor, Tensor | None]],
+        headings: Sequence[Heading],
         grads: Mapping[int, Tensor],
+        groups: Sequence[Mapping[str, Any]],
         ok: usable.Flags,
     ) -> None:
         """Turn directions into steps, and move all parameters at once."""
-        groups = self.param_groups
-        flags = [*ok.values(), *(length.amax() < torch.inf for _, length, _ in directions)]
-        rates = [fleet.shorter(groups, length) for fleet, (_, length, _) in zip(fleets, directions, strict=True)]
+        flags = [*ok.values(), *(heading.length.amax() < torch.inf for heading in headings)]
+        rates = [fleet.shorter(groups, heading.length) for fleet, heading in zip(fleets, headings, strict=True)]
         if fleets and any(group["max_norm"] is not None for group in groups):
-            total = _total([length * rate for rate, (_, length, _) in zip(rates, directions, strict=True)])
+            total = _total([heading.length * rate for rate, heading in zip(rates, headings, strict=True)])
             rates = [rate * fleet.shortest(groups, total) for rate, fleet in zip(rates, fleets, strict=True)]
+        for k, (fleet, heading) in enumerate(zip(fleets, headings, strict=True)):
+            rates[k] = rates[k] * fleet.number(groups, "lr")
+            if any(group["maximize"] for group in groups):
+                rates[k] = rates[k] * (1 - 2 * fleet.number(groups, "maximize"))
+            if heading.divisor is not None:
+                rates[k] = rates[k] / heading.divisor
+        decays = [fleet.number(groups, "weight_decay") * fleet.number(groups, "lr") for fleet in fleets]
         ok = usable.agree(flags, self._skipped)
+        for device, count in self._skipped.items():
+            count += ~ok[device]
+        if all(heading.buffer is not None for heading in headings):
+            for fleet, heading, rate, decay in zip(fleets, headings, rates, decays, strict=True):
+                fleet.subtract_(heading, rate, decay, ok[fleet.device])
+            return
         thetas: list[Tensor] = []
         steps: list[Tensor] = []
-        decays = [fleet.number(groups, "weight_decay") * fleet.number(groups, "lr") for fleet in fleets]
         common = decays[0] if decays and all(isinstance(d, float | int) and d == decays[0] for d in decays) else None
-        for fleet, (parts, _, weight), rate, decay in zip(fleets, directions, rates, decays, strict=True):
-            rate = rate * fleet.number(groups, "lr")
-            if any(group["maximize"] for group in groups):
-                rate = rate * (1 - 2 * fleet.number(groups, "maximize"))
-            if weight is not None:
-                rate = rate / weight
-            for stack, direction, r, d in zip(fleet.stacks, parts, fleet.split(rate), fleet.split(decay), strict=True):
+        for fleet, heading, rate, decay in zip(fleets, headings, rates, decays, strict=True):
+            each = zip(fleet.stacks, heading.directions, fleet.split(rate), fleet.split(decay), strict=True)
+            for stack, direction, r, d in each:
                 step = direction.step(r, stack.blocks[0].shape, fleet.dtype)
                 moved = [(real(self._params[i]), part, i) for i, part in stack.unpack(step) if i in grads]
                 if common is None:
                     step += stack.pack({i: theta for theta, _, i in moved}) * per_block(d, step)
                 thetas += [theta for theta, _, _ in moved]
                 steps += [part for _, part, _ in moved]
-        for device, count in self._skipped.items():
-            count += ~ok[device]
         guarded.subtract_(thetas, steps, float(common or 0.0), ok)
-        self._clock += 1
 
     def _check_before(self, closure: Callable[[], Any] | None) -> None:
         self._follow()

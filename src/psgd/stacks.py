@@ -35,6 +35,8 @@ class Stack:
         self.average = dict(average)
         self.dtype = dtype
         self.like = next(iter(group.buffers().values()))
+        #: what ``same_layout`` was asked for last, and its parts
+        self._parts: tuple[Tensor, list[Tensor]] | None = None
 
     @cached_property
     def positions(self) -> list[int]:
@@ -112,7 +114,9 @@ class Stack:
         """The parts of ``stacked`` with the tensors that belong there, if these need not be packed."""
         if not self.plain:
             return None
-        parts = list(stacked.unbind())
+        if self._parts is None or self._parts[0] is not stacked:
+            self._parts = (stacked, list(stacked.unbind()))
+        parts = self._parts[1]
         values = [tensors[i] for i in self.positions]
         return (parts, values) if guarded.can_fuse(parts, values) else None
 

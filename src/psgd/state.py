@@ -9,18 +9,30 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from . import checkpoint, checks, options
+from . import checkpoint, checks, kernels, options
 from .blocks import Block, Blocks
 from .fleet import Fleet
 from .groups import Structure
+from .groups.inverse_free import lower
 from .real import real
+from .replay import Replays
 from .stacks import AVERAGE, Stack
+
+
+@dataclass
+class Whole:
+    """The fleets of all blocks, made for some stacks, and recordings of their steps."""
+
+    stacks: list[Stack]
+    fleets: list[Fleet]
+    replays: Replays | None = None
 
 
 class BlockOptimizer(Optimizer):
@@ -61,12 +73,14 @@ class BlockOptimizer(Optimizer):
         #: for each block the parameter whose state holds what belongs to the block
         self._homes: dict[Block, int] = {}
         self._stacks: list[Stack] | None = None
-        #: for each block the parameter, name and value of some entries of its state, which are views of a stack
-        self._shared: list[tuple[Tensor, str, Tensor]] = []
+        #: the state of each parameter
+        self._entries: list[dict[str, Tensor]] = []
+        #: for each block its state, and name and value of some entries of it, which are views of a stack
+        self._shared: list[tuple[dict[str, Tensor], str, Tensor]] = []
         #: number of parameters that are not empty
         self._filled = 0
-        #: the fleets of all blocks, with the stacks that they were made for
-        self._whole: tuple[list[Stack], list[Fleet]] | None = None
+        #: what belongs to all blocks together
+        self._whole: Whole | None = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, at any time; they start from ``Q = I``."""
@@ -117,7 +131,10 @@ class BlockOptimizer(Optimizer):
             self._made_for.append(checks.kind(p))
             self._filled += p.numel() > 0
             self.state[p].update(step=self._clock, skipped=self._skip_count(p.device))
+            self._entries.append(self.state[p])
         for block, dtype, device in divided:
+            if not self.preconditioner.inverts:
+                kernels.prepare(device, dtype, lower(device, dtype))
             self._blocks.append(block)
             self._homes[block] = self._home(block)
             state = self._state_of(block)
@@ -152,7 +169,8 @@ class BlockOptimizer(Optimizer):
         """Notice what others did to the param groups and the state: groups taken out, a state that was cleared."""
         groups = [p for group in self.param_groups for p in group["params"]]
         same = len(groups) == len(self._params) and all(map(operator.is_, groups, self._params))
-        if not same or any(self.state[p].get("step") is not self._clock for p in groups):
+        same = same and all(map(operator.is_, map(self.state.get, groups), self._entries))
+        if not same or any(entries.get("step") is not self._clock for entries in self._entries):
             self._rebuild()
 
     def _rehome(self) -> bool:
@@ -183,9 +201,8 @@ class BlockOptimizer(Optimizer):
         return self._current_stacks()
 
     def _current_stacks(self) -> list[Stack]:
-        state = self.state
         # Someone may have put other tensors there, as offloading does.
-        if self._stacks is None or any(state[p].get(name) is not view for p, name, view in self._shared):
+        if self._stacks is None or any(entries.get(name) is not view for entries, name, view in self._shared):
             self._shared = []
             self._stacks = self._stacked()
             for stack in self._stacks:
@@ -247,13 +264,13 @@ class BlockOptimizer(Optimizer):
     def _share_state(self, stack: Stack) -> None:
         """Make the state of a stack's parameters views of the stack."""
         for row, block in enumerate(stack.blocks):
-            p = self._params[self._homes[block]]
+            state = self._state_of(block)
             views = {name: buffer[row] for name, buffer in stack.buffers().items()}
-            self.state[p].update(views)
+            state.update(views)
             # Who replaces an entry of Q replaces all of it: looking at one of them is enough, and at the average.
             watched = [next(iter(views)), *(name for name in AVERAGE if name in views)]
-            self._shared = [entry for entry in self._shared if entry[0] is not p]
-            self._shared += [(p, name, views[name]) for name in watched]
+            self._shared = [entry for entry in self._shared if entry[0] is not state]
+            self._shared += [(state, name, views[name]) for name in watched]
 
     def _group(self, i: int) -> dict[str, Any]:
         return self.param_groups[self._group_of[i]]

@@ -18,10 +18,10 @@ Flags = Mapping[torch.device, Tensor]
 
 def finite(loss: Any, grads: Iterable[Tensor]) -> list[Tensor]:
     """Flags that are true where loss and gradients are finite."""
-    alike: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
-    for grad in grads:
-        alike[grad.device, grad.dtype].append(real(grad))
-    flags = [_finite(torch.stack(_witnesses(same))) for same in alike.values()]
+    grads = list(grads)
+    kinds = {(grad.device, grad.dtype) for grad in grads}
+    alike = [grads] if len(kinds) == 1 else [[g for g in grads if (g.device, g.dtype) == kind] for kind in kinds]
+    flags = [_finite(torch.stack(_witnesses([real(grad) for grad in same]))) for same in alike]
     if isinstance(loss, Tensor):
         flags.append(torch.isfinite(loss.detach()).all())
     elif isinstance(loss, (int, float)) and not math.isfinite(loss):

@@ -7,19 +7,28 @@ import time
 import pytest
 import torch
 
+from psgd.groups import triangular
 from psgd.groups.triangular import descend_rank_two_
 
 
 @pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 200])
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("blocks", [{}, {"block_rows": 8, "blocks": 4}, {"block_rows": 16, "blocks": 100}])
-def test_blocked_update_is_the_product(n, batch, blocks):
+@pytest.mark.parametrize("block_rows", [None, 8, 16, 300])
+@pytest.mark.parametrize("parallel", [False, True])
+def test_blocked_update_is_the_product(n, batch, block_rows, parallel, monkeypatch):
+    if parallel:  # what is done on a GPU
+
+        def side_by_side(Q, U, W, scale, bs):
+            for q, u, w, s in zip(Q, U, W, scale, strict=True):
+                triangular._side_by_side_(q, u, w, s, bs)
+
+        monkeypatch.setattr(triangular, "_from_below_", side_by_side)
     Q = torch.randn(batch, n, n, dtype=torch.float64).triu()
     x, y = torch.randn(2, batch, n, 1, dtype=torch.float64)
     step = torch.rand(batch, 1, 1, dtype=torch.float64)
     scale = torch.rand(batch, 1, 1, dtype=torch.float64)
     expected = scale * (Q - step * (x @ y.mT + y @ x.mT).triu() @ Q)
-    descend_rank_two_(Q, x, y, step, scale, **blocks)
+    descend_rank_two_(Q, x, y, step, scale, block_rows)
     torch.testing.assert_close(Q, expected, rtol=1e-12, atol=1e-12)
     assert torch.equal(Q, Q.triu())
 

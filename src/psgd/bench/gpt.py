@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as fn
 
+from ..kernels import sent
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -100,7 +102,7 @@ class Text:
         offsets = torch.arange(shape.context + 1, device=self.train.device)
         while True:
             starts = torch.randint(len(self.train) - shape.context - 1, (shape.batch, 1), generator=generator)
-            windows = self.train[starts.to(self.train.device) + offsets]
+            windows = self.train[sent(starts, self.train.device) + offsets]  # the host does not wait
             yield windows[:, :-1], windows[:, 1:]
 
     def validation(self, shape: Shape, most: int | None = None) -> list[tuple[Tensor, Tensor]]:

@@ -137,14 +137,18 @@ class Group:
         """``P g = Qᵀ Q g``"""
         return self.apply_t(self.apply(g))
 
-    def precondition_parts(self, g: Tensor, keep: bool = False) -> tuple[Tensor, Tensor | None]:
+    def precondition_parts(
+        self, g: Tensor, keep: bool = False, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """``P g`` as an array, and what it still has to be multiplied with, if anything; both ``(B, *dims)``.
 
         Args:
             g: gradients
             keep: ``Q`` will be used again before it changes
+            out: where the array is to be
         """
-        return self.precondition(g), None
+        v = self.precondition(g)
+        return (v if out is None else out.copy_(v.view_as(out))), None
 
     def _along_axes(self, linear_map: str, v: Tensor) -> Tensor:
         shape = v.shape

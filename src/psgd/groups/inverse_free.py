@@ -10,11 +10,13 @@ Of the coordinates in that paper this one fits best or nearly so, and best in bf
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from ..kernels import descend_, scaled
 from ..normalize import Normalization
 from ..tangent import Tangent, largest, unfold
 from .base import Factor, Group
@@ -46,10 +48,21 @@ class NearSymmetric(Factor):
         return torch.bmm(self.root.mT, self.root)
 
     def kept_P(self) -> Tensor:
-        """``P``, which is kept until ``Q`` changes: where updates are rare, forming it pays."""
-        if self._kept is None or self._kept[0] != self.root._version:
-            self._kept = (self.root._version, self.P())
+        """``P``, which is kept until ``Q`` changes: where updates are rare, forming it pays. It stays at its place."""
+        if not self.keeps_P():
+            P = self.root.new_empty(self.root.shape) if self._kept is None else self._kept[1]
+            self._kept = (self.root._version, torch.bmm(self.root.mT, self.root, out=P))
+        assert self._kept is not None
         return self._kept[1]
+
+    def keeps_P(self) -> bool:
+        """Whether the ``P`` that is kept is that of today's ``Q``."""
+        return self._kept is not None and self._kept[0] == self.root._version
+
+    def confirm_P(self) -> None:
+        """What is kept is that of today's ``Q``: it was formed without Python's knowing."""
+        if self._kept is not None:
+            self._kept = (self.root._version, self._kept[1])
 
     def solve(self, v: Tensor) -> Tensor:
         """Not for training: only criterion 1 and the diagnostics ask for it."""
@@ -93,20 +106,20 @@ class InverseFree(Group):
         v, scale = self.precondition_parts(g)
         return (v if scale is None else v * scale).reshape(g.shape)
 
-    def precondition_parts(self, g: Tensor, keep: bool = False) -> tuple[Tensor, Tensor | None]:
+    def precondition_parts(
+        self, g: Tensor, keep: bool = False, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """A long diagonal factor is left to be multiplied with what else scales the step: that saves a pass."""
-        v = g.reshape(g.shape[0], *self.dims)
-        long = self.long
+        matrices: list[tuple[Tensor, int]] = []
         for axis, factor in enumerate(self.factors):
-            if axis == long:
-                continue
             if isinstance(factor, NearSymmetric) and keep:
-                v = multiply_axis(factor.kept_P(), v, axis)
+                matrices.append((factor.kept_P(), axis))
             elif isinstance(factor, NearSymmetric) and math.prod(self.dims) <= self.dims[axis] ** 2:
-                v = multiply_axis(factor.root.mT, multiply_axis(factor.root, v, axis), axis)
-            else:
-                v = multiply_axis(factor.P(), v, axis)
-        return v, None if long is None else along(self.factors[long].P(), v, long)
+                matrices += [(factor.root, axis), (factor.root.mT, axis)]
+            elif axis != self.long:
+                matrices.append((factor.P(), axis))
+        v = multiply_axes(matrices, g.reshape(g.shape[0], *self.dims), out)
+        return v, None if self.long is None else along(self.factors[self.long].P(), v, self.long)
 
     def descend_(
         self,
@@ -161,7 +174,7 @@ def _descend_factor_(
     bound = torch.maximum(bound, frobenius * safe(lr)).to(S.dtype)
     step = torch.where(usable & torch.isfinite(bound) & (bound > 0), lr / bound, 0.0).to(S.dtype)
     if isinstance(factor, NearSymmetric):
-        move_(factor.root, S, step.view(-1, 1, 1))
+        move_(factor.root, S, step)
         del S
         turn_(factor.root, step > 0)
     else:
@@ -178,24 +191,37 @@ def along(values: Tensor, v: Tensor, axis: int | None = None) -> Tensor:
     return values.view(shape)
 
 
-def multiply_axis(M: Tensor, v: Tensor, axis: int) -> Tensor:
+def multiply_axes(matrices: Sequence[tuple[Tensor, int]], v: Tensor, out: Tensor | None = None) -> Tensor:
+    """Matrices, or diagonals of some, times ``v``, each along an axis of its own, one after the other."""
+    for k, (M, axis) in enumerate(matrices):
+        v = multiply_axis(M, v, axis, out if k == len(matrices) - 1 else None)
+    return v
+
+
+def multiply_axis(M: Tensor, v: Tensor, axis: int, out: Tensor | None = None) -> Tensor:
     """A matrix, or the diagonal of one, times ``v`` along an axis. No axis is moved."""
     if M.ndim == 2:
-        return v * along(M, v, axis)
+        return torch.mul(v, along(M, v, axis), out=out)
     shape = v.shape
     n = shape[axis + 1]
     before, after = math.prod(shape[1 : axis + 1]), math.prod(shape[axis + 2 :])
     if before == 1:
-        return torch.bmm(M, v.reshape(-1, n, after)).view(shape)
-    if after == 1:
-        return torch.bmm(v.reshape(-1, before, n), M.mT).view(shape)
-    return (M[:, None] @ v.reshape(-1, before, n, after)).view(shape)
+        flat: tuple[int, ...] = (-1, n, after)
+        left, right = M, v.reshape(flat)
+    elif after == 1:
+        flat = (-1, before, n)
+        left, right = v.reshape(flat), M.mT
+    else:
+        flat = (-1, before, n, after)
+        left, right = M[:, None], v.reshape(flat)
+    return torch.matmul(left, right, out=None if out is None else out.view(flat)).view(shape)
 
 
-def gram_(v: Tensor, axis: int, out: Tensor, scale: Tensor | None = None) -> None:
+def gram_(v: Tensor, axis: int, out: Tensor, scale: Tensor | None = None, add: bool = False) -> None:
     """``V Vᵀ`` for ``scale · v`` unfolded along an axis, into ``(B, n, n)``; into ``(B, n)`` the roots of its diagonal.
 
-    The scale is one along an axis with a diagonal factor, see ``InverseFree.long``.
+    The former can also be added to what is there. The scale is one along an axis with a diagonal factor, see
+    ``InverseFree.long``.
     """
     if out.ndim == 2:
         along_others = [i for i in range(1, v.ndim) if i != axis + 1]
@@ -208,17 +234,33 @@ def gram_(v: Tensor, axis: int, out: Tensor, scale: Tensor | None = None) -> Non
         if scale is not None:
             out.mul_(scale.view_as(out))
         return
-    # From bfloat16 where float32 products may be rounded anyway: it is an estimate from one gradient.
-    rounded = v.is_cuda and v.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
-    if rounded or scale is not None:
-        low = torch.empty_like(v, dtype=torch.bfloat16 if rounded else v.dtype)
-        v = low.copy_(v) if scale is None else torch.mul(v, scale, out=low)
+    v = low(v) if scale is None else scaled(v, scale, torch.empty_like(v, dtype=low_dtype(v)))
     last = axis == v.ndim - 2 and axis > 0
     v = v.reshape(v.shape[0], -1, v.shape[-1]).mT if last else unfold(v, axis)
-    if rounded:
-        torch.bmm(v, v.mT, out_dtype=torch.float32, out=out)
+    product_(v, v.mT, out, add)
+
+
+def product_(left: Tensor, right: Tensor, out: Tensor, add: bool = False) -> None:
+    """``left @ right``, or that added to ``out``, which may be more precise than they are."""
+    beta = int(add)
+    if left.dtype == out.dtype:
+        torch.baddbmm(out, left, right, beta=beta, out=out)
     else:
-        torch.bmm(v, v.mT, out=out)
+        torch.baddbmm(out, left, right, out_dtype=out.dtype, beta=beta, out=out)
+
+
+def low_dtype(v: Tensor) -> torch.dtype:
+    """What an estimate from one gradient is computed from: bfloat16 where float32 products may be rounded anyway."""
+    return lower(v.device, v.dtype)
+
+
+def lower(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    rounded = dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    return torch.bfloat16 if rounded and device.type == "cuda" else dtype
+
+
+def low(v: Tensor) -> Tensor:
+    return v.to(low_dtype(v))
 
 
 def gram(v: Tensor, axis: int, factor: Factor) -> Tensor:
@@ -258,9 +300,9 @@ def safe(lr: float | Tensor) -> float | Tensor:
 
 
 def move_(Q: Tensor, S: Tensor, step: Tensor) -> None:
-    """``Q ← Q − step · S Q``; where the step is zero, ``Q`` keeps its bits. ``S`` is used up."""
+    """``Q ← Q − step · S Q``; where the step is zero, ``Q`` keeps its bits."""
     # A tangent that overflowed has a step of zero, but is not zero itself.
-    torch.where(step > 0, torch.baddbmm(Q, S.mul_(step), Q, alpha=-1), Q, out=Q)
+    descend_(Q, torch.bmm(low(S), low(Q)), step)
 
 
 def turn_(Q: Tensor, usable: Tensor) -> None:
@@ -269,13 +311,15 @@ def turn_(Q: Tensor, usable: Tensor) -> None:
     Among all rotations of ``Q`` the symmetric one has the largest trace (Procrustes), and ``R = Qᵀ − Q`` points there.
     ``Q + t R Q`` with the ``t`` of the largest trace is that rotation to first order, as ``t`` is small.
     """
-    R = Q.mT - Q
-    longest = torch.linalg.vector_norm(R, 1, dim=2).amax(1)  # at least ‖R‖
-    RQ = R @ Q
-    slope = RQ.diagonal(dim1=1, dim2=2).sum(1)
-    bend = -R.mul_(RQ).sum((1, 2))  # the trace of R R Q
-    t = torch.where(usable & (bend < 0), torch.minimum(-slope / bend, 0.5 / longest), 0.0)
-    Q.addcmul_(RQ, t.view(-1, 1, 1))
+    dtype = torch.promote_types(Q.dtype, torch.float32)
+    R = Q - Q.mT  # with the other sign, as `descend_` subtracts
+    size = torch.linalg.vector_norm(R.flatten(1), dim=1, dtype=dtype)
+    RQ = torch.bmm(R, Q)
+    slope = size.square() / 2  # the trace of R Q
+    bend = torch.bmm(R.view(len(Q), 1, -1), RQ.view(len(Q), -1, 1)).view(-1).to(dtype)  # minus the trace of R R Q
+    # R is antisymmetric, its singular values come in pairs: ‖R‖ is at most that of its elements over √2.
+    t = torch.minimum(slope / bend, 0.5 * 2**0.5 / size)
+    descend_(Q, RQ, torch.where(usable & (bend > 0), t, 0.0))
 
 
 def _solve(M: Tensor, v: Tensor) -> Tensor:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from ..tangent import BLOCK_ROWS, Tangent
+from . import parallel
 from .base import Group, LeftFactor, Structure
 
 
@@ -67,54 +70,63 @@ class Triangular(LeftFactor):
 
 
 def descend_rank_two_(
-    Q: Tensor,
-    x: Tensor,
-    y: Tensor,
-    step: Tensor,
-    scale: Tensor,
-    block_rows: int | None = None,
-    blocks: int | None = None,
+    Q: Tensor, x: Tensor, y: Tensor, step: Tensor, scale: Tensor, block_rows: int | None = None
 ) -> None:
     """``Q ← scale · (Q − step · triu(x yᵀ + y xᵀ) Q)`` for vectors, in O(n²) and in place.
 
-    With ``U = [x y]`` and ``W = [y x]ᵀ``, row i of the product is ``U_i Σ_{j≥i} W_j Q_j``. Going up from the last rows,
-    the sum over the rows below is carried along. Columns left of the rows at hand are zero in all of them.
+    With ``U = [x y]`` and ``W = [y x]ᵀ``, row i of the product is ``U_i Σ_{j≥i} W_j Q_j``: for a block of rows a small
+    triangular product, and ``U`` times the sum over the rows below. A CPU goes up from the last rows and carries that
+    sum along; a GPU, which would be idle, finds all sums first.
 
     Args:
         block_rows: rows that a small triangular product is taken of; by default what fits a cache
-        blocks: how many of them are done side by side: one on a CPU, many on a GPU, which is idle otherwise
     """
-    parallel = Q.device.type != "cpu"
-    bs = block_rows or (64 if parallel else 32)
-    rows_at_once = bs * (blocks or (16 if parallel else 1))
-    U = torch.cat([x, y], -1) * (step * scale)
+    U = torch.cat([x, y], -1) * step
     W = torch.cat([y, x], -1).mT
+    if Q.device.type == "cpu":
+        _from_below_(Q, U, W, scale, block_rows or 32)
+        return
+    side_by_side_ = parallel.descend_ if parallel.possible(Q) else partial(_side_by_side_, bs=block_rows or 64)
+    for q, u, w, s in zip(Q, U, W, scale, strict=True):
+        side_by_side_(q, u, w, s)
+
+
+def _from_below_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int) -> None:
+    U = U * scale
     below = Q.new_zeros(Q.shape[0], 2, Q.shape[2])
-    stop = Q.shape[1]
-    while stop > 0:
-        # Whole blocks side by side; what is left over is done first, by itself.
-        size = stop % bs or min(rows_at_once, stop)
-        start = stop - size
-        rows = Q[:, start:stop, start:]
-        u, w, sums = U[:, start:stop], W[:, :, start:stop], below[:, :, start:]
-        if size <= bs:
-            change = torch.baddbmm(u @ sums, (u @ w).triu_(), rows)
-            sums.baddbmm_(w, rows)
-        else:
-            change = _change_of_blocks(rows, u, w, sums, size // bs)
+    for start in reversed(range(0, Q.shape[1], bs)):
+        # Columns left of the rows at hand are zero in all of them.
+        rows, sums = Q[:, start : start + bs, start:], below[:, :, start:]
+        u, w = U[:, start : start + bs], W[:, :, start : start + bs]
+        change = torch.baddbmm(u @ sums, (u @ w).triu_(), rows)
+        sums.baddbmm_(w, rows)
         rows.mul_(scale).sub_(change)
-        stop = start
 
 
-def _change_of_blocks(rows: Tensor, u: Tensor, w: Tensor, sums: Tensor, blocks: int) -> Tensor:
-    """What is to be subtracted from several blocks of rows; ``sums`` over the rows below is moved up past them."""
-    tall = (blocks, rows.shape[1] // blocks)
-    rows, u, w = rows.unflatten(1, tall), u.unflatten(1, tall), w.unflatten(2, tall).movedim(2, 1)
-    each = w @ rows
-    under = each.flip(1).cumsum(1).flip(1).add_(sums[:, None])
-    sums.copy_(under[:, 0])
-    change = (u @ w).triu_() @ rows
-    return change.add_(u @ under.sub_(each)).flatten(1, 2)
+def _side_by_side_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int, chunks: int = 4) -> None:
+    """For one matrix. Blocks are done in some chunks, so that no more than a part of ``Q`` is there twice."""
+    n = len(Q)
+    last = n - n % bs  # rows from here on are no whole block
+    blocks = last // bs
+    rows, u, w = (
+        Q[:last].view(blocks, bs, n),
+        U[:last].view(blocks, bs, 2),
+        W[:, :last].unflatten(1, (blocks, bs)).transpose(0, 1),
+    )
+    within = (u @ w).triu_()
+    ends = [*range(0, blocks, max(1, -(-blocks // chunks))), blocks]
+    below = Q.new_zeros(blocks + 1, 2, n)
+    for start, stop in pairwise(ends):
+        below[start:stop, :, start * bs :] = w[start:stop] @ rows[start:stop, :, start * bs :]
+    below[blocks] = W[:, last:] @ Q[last:]
+    below = below.flip(0).cumsum_(0).flip(0)[1:]
+    change = torch.cat([within, u], -1) * scale
+    for start, stop in pairwise(ends):
+        part = rows[start:stop, :, start * bs :]
+        old = torch.cat([part, below[start:stop, :, start * bs :]], 1)
+        part.mul_(scale).baddbmm_(change[start:stop], old, alpha=-1)
+    rest = Q[last:, last:]
+    rest.sub_((U[last:] @ W[:, last:]).triu_() @ rest).mul_(scale)
 
 
 @dataclass(frozen=True)

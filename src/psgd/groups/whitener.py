@@ -7,15 +7,33 @@ are products of n × n matrices, done for all factors of a size, and numbers for
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..kernels import scaled, sent
+from ..replay import at_once
 from .base import Factor
 from .diagonal import DiagonalFactor
-from .inverse_free import InverseFree, NearSymmetric, along, gram_, move_, multiply_axis, norm_, safe, turn_
+from .inverse_free import (
+    InverseFree,
+    NearSymmetric,
+    along,
+    gram_,
+    low_dtype,
+    move_,
+    multiply_axes,
+    norm_,
+    product_,
+    safe,
+    turn_,
+)
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -74,7 +92,8 @@ class Whitener:
             for axis, (n, factor) in enumerate(zip(group.dims, group.factors, strict=True)):
                 dense = isinstance(factor, NearSymmetric)
                 pools.setdefault((dense, n), Pool(dense)).members[g, axis] = _tensor(factor)
-        self.pools = list(pools.values())
+        # The largest first: of branches that run beside each other, the first has the memory of what came before.
+        self.pools = sorted(pools.values(), key=lambda pool: -sum(Q.nbytes for Q in pool.members.values()))
         stop = 0
         for pool in self.pools:
             stop = pool.join(stop)
@@ -94,7 +113,6 @@ class Whitener:
                 sizes += [float(n)] * counts[g]
                 firsts += [float(axis == 0)] * counts[g]
                 most += [math.log2(self.groups[g].limit(like.dtype))] * counts[g]
-        of_block = sorted((b, k) for k, (b, first) in enumerate(zip(blocks, firsts, strict=True)) if first)
 
         def on_device(values: Sequence[float], dtype: torch.dtype = self.dtype) -> Tensor:
             return sent(torch.tensor(values, dtype=dtype), like.device)
@@ -104,7 +122,6 @@ class Whitener:
         self.columns, self.sizes, self.first = map(on_device, (columns, sizes, firsts))
         #: the logarithm of how large it may get
         self.most = on_device(most)
-        self.first_of_block = on_device([k for _, k in of_block], torch.int64)
         self.numel = on_device(
             [float(numel) for numel, count in zip(numels, counts, strict=True) for _ in range(count)]
         )
@@ -114,12 +131,13 @@ class Whitener:
 
     def whiten_(
         self,
-        gs: Sequence[Tensor],
+        gs: list[Tensor],
         lr: float | Tensor,
         damping: float,
         usable: Tensor,
         weight: Tensor | None = None,
         tidy: bool = True,
+        outs: Sequence[Tensor | None] | None = None,
     ) -> tuple[list[tuple[Tensor, Tensor | None]], Tensor]:
         """One step of every ``Q`` towards whitening ``g``, or ``g / weight``.
 
@@ -128,12 +146,13 @@ class Whitener:
         random number is drawn.
 
         Args:
-            gs: an array ``(B, *dims)`` for each group
+            gs: an array ``(B, *dims)`` for each group; the list is emptied, as they may be copies
             lr: one number, or one for each of all blocks
             damping: relative to the size of ``g``
             usable: whether there is a step at all; blocks whose gradient is useless keep their ``Q`` anyway
             weight: for each of all blocks
             tidy: also do what need not be done at every step: turn ``Q`` back to symmetry, and balance the factors
+            outs: for each group where the result is to be, or None
 
         Returns:
             ``P g / weight`` for each group, with ``P`` from before the step, as an array and what it still has to be
@@ -141,84 +160,125 @@ class Whitener:
         """
         for pool in self.pools:
             pool.fetch()
+        lengths = self._at_once(self._length, gs, sizes=gs)
+        usable, noise = self._numbers(lengths, damping, usable, weight)
         Ps = [pool.P() for pool in self.pools]
-        rms = torch.cat([torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=self.dtype) for g in gs])
+        whitened = self._precondition(gs, Ps, weight, outs or [None] * len(gs))
+        gs.clear()
+        norms = torch.cat(self._at_once(self._length, Ps, sizes=Ps)).log_()
+        variance = (self.others @ norms).mul_(2).exp_().mul_(noise[self.block])
+        tangents = [torch.empty_like(P, dtype=P.dtype if P.ndim == 3 else self.dtype) for P in Ps]
+        self._at_once(partial(self._damp_, variance), self.pools, Ps, tangents, sizes=Ps)
+        Ps.clear()  # as large as the tangents: gone before more is needed
+        length = self._see_(whitened, tangents)
+        descend_ = partial(self._descend_, lr, usable)
+        overflown = torch.cat(self._at_once(descend_, self.pools, tangents, sizes=tangents))
+        tangents.clear()
+        if tidy:
+            self._tidy_(usable, overflown)
+        for pool in self.pools:
+            pool.put_back_()
+        return whitened, length
+
+    def _at_once(self, function: Callable[..., T], *arguments: Sequence[Any], sizes: Sequence[Tensor]) -> list[T]:
+        """For each of the arguments; the sizes are those of some tensors."""
+        tasks = [partial(function, *each) for each in zip(*arguments, strict=True)]
+        return at_once(tasks, [v.numel() for v in sizes], self.sizes.device)
+
+    def _length(self, v: Tensor) -> Tensor:
+        """Of each array of a stack."""
+        return torch.linalg.vector_norm(v.flatten(1), dim=1, dtype=self.dtype)
+
+    def _numbers(
+        self, lengths: Sequence[Tensor], damping: float, usable: Tensor, weight: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """For each factor whether there is a step, and for each block the variance of the noise that damps it."""
+        rms = torch.cat(list(lengths))
         if weight is not None:
             rms = rms / weight
         rms = rms / self.numel.sqrt()
         # What is outside is a gradient that vanished or exploded: following it, P would be of no use afterwards.
         eps = torch.finfo(self.dtype).eps
         usable = (usable & (rms > eps**2) & (rms < eps**-2))[self.block]
-        noise = (rms * damping).square_()
-        whitened = self._precondition(gs, Ps, weight)
-        tangents = []
-        for pool, P in zip(self.pools, Ps, strict=True):
-            S = torch.empty_like(P, dtype=P.dtype if pool.dense else self.dtype)
-            for (g, axis), rows in pool.rows.items():
-                v, scale = whitened[g]
-                gram_(v, axis, S[rows], scale)
-            tangents.append(S if pool.dense else S.square_())
-        squares = torch.cat(
-            [pool.diagonal(S).sum(1, dtype=self.dtype) for pool, S in zip(self.pools, tangents, strict=True)]
-        )
-        self._damp_(Ps, tangents, noise)
-        del Ps, P  # as large as S: gone before more is needed
-        overflown = self._descend_(tangents, lr, usable)
-        if tidy:
-            self._tidy_(usable, overflown)
-        for pool in self.pools:
-            pool.put_back_()
-        return whitened, squares[self.first_of_block].sqrt_()
+        return usable, (rms * damping).square_()
 
     def _precondition(
-        self, gs: Sequence[Tensor], Ps: Sequence[Tensor], weight: Tensor | None
+        self, gs: Sequence[Tensor], Ps: Sequence[Tensor], weight: Tensor | None, outs: Sequence[Tensor | None]
     ) -> list[tuple[Tensor, Tensor | None]]:
         of = {key: P[rows] for pool, P in zip(self.pools, Ps, strict=True) for key, rows in pool.rows.items()}
-        start = 0
-        whitened: list[tuple[Tensor, Tensor | None]] = []
-        for k, (g, group) in enumerate(zip(gs, self.groups, strict=True)):
-            v = g.reshape(len(g), *group.dims)
-            scale = None
-            for axis in range(len(group.dims)):
-                P = of[k, axis]
-                if axis == 0 and weight is not None:  # divides the smallest array there is
-                    P = P / along(weight[start : start + len(g)].to(P.dtype), P)
-                if axis == group.long:
-                    scale = along(P, v, axis)
-                else:
-                    v = multiply_axis(P, v, axis)
-            start += len(g)
-            whitened.append((v, scale))
-        return whitened
 
-    def _descend_(self, tangents: list[Tensor], lr: float | Tensor, usable: Tensor) -> Tensor:
-        """Move every ``Q``; say where it is so large that its tangent overflows."""
-        norm, square = (torch.cat(parts) for parts in zip(*map(norm_, tangents), strict=True))
+        def multiply(k: int, g: Tensor, w: Tensor | None, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
+            group = self.groups[k]
+            mine = [of[k, axis] for axis in range(len(group.dims))]
+            long = group.long
+            if w is not None:  # divides the smallest array there is
+                smallest = long or 0
+                mine[smallest] = mine[smallest] / along(w.to(g.dtype), mine[smallest])
+            matrices = [(P, axis) for axis, P in enumerate(mine) if axis != long]
+            v = multiply_axes(matrices, g.reshape(len(g), *group.dims), out)
+            return v, None if long is None else along(mine[long], v, long)
+
+        weights = [None] * len(gs) if weight is None else weight.split([len(g) for g in gs])
+        return self._at_once(multiply, range(len(gs)), gs, weights, outs, sizes=gs)
+
+    def _damp_(self, variance: Tensor, pool: Pool, P: Tensor, S: Tensor) -> None:
+        """What white noise on ``g`` adds to ``a aᵀ``: its variance, times ``P_i²`` and ``‖P_j‖²`` of the other factors.
+
+        Becomes ``S``; a dense ``P`` may be overwritten.
+        """
+        mine = variance[pool.span]
+        if pool.dense:
+            deviation = mine.sqrt().to(P.dtype).view(-1, 1, 1)
+            rounded = low_dtype(P) != P.dtype
+            noise = scaled(P, deviation, torch.empty_like(P, dtype=low_dtype(P)) if rounded else P)
+            product_(noise, noise, S)
+        else:
+            torch.mul(P.to(self.dtype).square(), mine[:, None], out=S)
+
+    def _see_(self, whitened: Sequence[tuple[Tensor, Tensor | None]], tangents: Sequence[Tensor]) -> Tensor:
+        """Add ``a aᵀ`` to the tangents, for whitened ``a = scale · v`` seen along every axis.
+
+        Returns:
+            ``‖a‖`` for each block
+        """
+
+        def see_(g: int, axis: int, S: Tensor) -> Tensor | None:
+            v, scale = whitened[g]
+            if S.ndim == 3:
+                gram_(v, axis, S, scale, add=True)
+                return None
+            rows = torch.empty_like(S)
+            gram_(v, axis, rows, scale)
+            S.addcmul_(rows, rows)
+            return rows
+
+        keys = [key for pool in self.pools for key in pool.rows]
+        parts = [S[rows] for pool, S in zip(self.pools, tangents, strict=True) for rows in pool.rows.values()]
+        # Lengths of rows take no memory, and little of the device: they go beside the products.
+        sizes = [whitened[g][0] if S.ndim == 3 else S for (g, _), S in zip(keys, parts, strict=True)]
+        seen = dict(zip(keys, self._at_once(see_, *zip(*keys, strict=True), parts, sizes=sizes), strict=True))
+        shortest = [
+            next((rows for axis in range(v.ndim - 1) if (rows := seen[g, axis]) is not None), v)  # of the same length
+            for g, (v, _) in enumerate(whitened)
+        ]
+        return torch.cat(self._at_once(self._length, shortest, sizes=shortest))
+
+    def _descend_(self, lr: float | Tensor, usable: Tensor, pool: Pool, S: Tensor) -> Tensor:
+        """Move the factors of a pool; say where ``Q`` is so large that the tangent overflows. ``S`` is used up."""
+        columns, sizes, usable = (v[pool.span] for v in (self.columns, self.sizes, usable))
         if isinstance(lr, Tensor) and lr.ndim:
-            lr = lr[self.block]
+            lr = lr[self.block[pool.span]]
+        norm, square = norm_(S)
         # The second bound is safe whatever the first has missed: overshooting never stretches a direction of Q.
-        frobenius = torch.addcmul(square, self.sizes, self.columns.square()).sqrt_()
-        bound = torch.maximum(norm.add_(self.columns), frobenius * safe(lr))
+        frobenius = torch.addcmul(square, sizes, columns.square()).sqrt_()
+        bound = torch.maximum(norm + columns, frobenius * safe(lr))
         step = torch.where(usable & torch.isfinite(bound), lr / bound, 0.0)
-        for pool, S in zip(self.pools, tangents, strict=True):
-            mine = step[pool.span]
-            pool.diagonal(S).sub_(self.columns[pool.span, None])
-            if pool.dense:
-                move_(pool.Q, S, mine.to(S.dtype).view(-1, 1, 1))
-            else:
-                pool.Q.mul_(1 - S.mul_(mine[:, None]).masked_fill_((mine == 0)[:, None], 0))
+        pool.diagonal(S).sub_(columns[:, None])
+        if pool.dense:
+            move_(pool.Q, S, step)
+        else:
+            pool.Q.mul_(1 - S.mul_(step[:, None]).masked_fill_((step == 0)[:, None], 0))
         return usable & ~torch.isfinite(bound)
-
-    def _damp_(self, Ps: list[Tensor], tangents: list[Tensor], noise: Tensor) -> None:
-        """Add what white noise on ``g`` adds to ``a aᵀ``: its variance, times ``P_i²`` and ``‖P_j‖²`` of the rest."""
-        logs = torch.cat([torch.linalg.vector_norm(P.flatten(1), dim=1, dtype=self.dtype) for P in Ps]).log_()
-        variance = (self.others @ logs).mul_(2).exp_().mul_(noise[self.block])
-        for pool, P, S in zip(self.pools, Ps, tangents, strict=True):
-            mine = variance[pool.span]
-            if pool.dense:
-                S.baddbmm_(P * mine.to(P.dtype).view(-1, 1, 1), P)
-            else:
-                S.addcmul_(P.to(self.dtype).square(), mine[:, None])
 
     def _tidy_(self, usable: Tensor, overflown: Tensor) -> None:
         """Turn factors back to symmetry, and move scale between those of a block until all are of one size.
@@ -237,11 +297,6 @@ class Whitener:
         scales = powers.sub_(8 * overflown).exp2_()
         for pool in self.pools:
             pool.Q.mul_(along(scales[pool.span].to(pool.Q.dtype), pool.Q))
-
-
-def sent(values: Tensor, device: torch.device) -> Tensor:
-    """To a device, without making the host wait."""
-    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
 def adjacent(parts: Sequence[Tensor]) -> Tensor | None:

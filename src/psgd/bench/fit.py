@@ -196,5 +196,5 @@ BENCHMARK = Benchmark(
     tasks,
     table,
     draw,
-    compares=False,
+    peers=(),
 )

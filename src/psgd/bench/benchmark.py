@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ class Benchmark:
     table: Callable[[Sequence[Outcome]], Table]
     draw: Callable[[Sequence[Outcome]], Picture]
     models: Sequence[str] = ()
-    peers: Collection[str] = tuple(PEERS)
+    peers: Collection[str] = field(default_factory=lambda: PEERS)
 
     def command(self, plan: Plan) -> str:
         options = plan.options()

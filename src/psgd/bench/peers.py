@@ -253,7 +253,7 @@ class UnknownPeerError(ValueError):
         super().__init__(f"{name!r} is none of {', '.join(names)}; a package ({', '.join(packages)}); all; none")
 
 
-def chosen(text: str, among: Collection[str] = tuple(PEERS)) -> list[Peer]:
+def chosen(text: str, among: Collection[str] = PEERS) -> list[Peer]:
     """The peers of a list with commas: names in any case, packages for all they have, ``all`` or ``none``.
 
     Args:

@@ -174,10 +174,11 @@ def bench(
     """
     wanted = [BENCHMARKS[name] for name in _names(benchmarks or ["all"], BENCHMARKS, "'BENCHMARK'")]
     _check_device(device)
-    if peers is not None and not any(one.compares for one in wanted):
+    comparable = [name for name in bench_peers.PEERS if any(name in one.peers for one in wanted)]
+    if peers is not None and not comparable:
         raise typer.BadParameter(f"{wanted[0].name} compares with no others", param_hint="'--peers'")
     try:
-        chosen = bench_peers.chosen(peers or "all")
+        chosen = bench_peers.chosen(peers, comparable) if peers is not None else bench_peers.chosen("all")
     except bench_peers.UnknownPeerError as error:
         raise typer.BadParameter(str(error), param_hint="'--peers'") from None
     models = [name for one in wanted for name in one.models]
@@ -190,9 +191,8 @@ def bench(
     with _writing(out):
         _try_writing(out)
     for one in wanted:
-        plan = benchmark.Plan(
-            device, chosen if one.compares else (), model if model in one.models else None, quick, limit, text
-        )
+        among = [peer for peer in chosen if peer.name in one.peers]
+        plan = benchmark.Plan(device, among, model if model in one.models else None, quick, limit, text)
         outcomes = benchmark.run(one, plan, console)
         benchmark.show(one, outcomes, console)
         with _writing(out):

@@ -68,6 +68,7 @@ def test_the_command_repeats_the_run():
         (["steps"], "'steps' is none of dense, kron, step, problems"),
         (["step", "--peers", "adamx"], "'adamx' is none of SGD, momentum, Adam, AdamW"),
         (["dense", "--peers", "sgd"], "dense compares with no others"),
+        (["lm", "--peers", "adamw,sgd"], "'sgd' is none of AdamW, Muon, heavyball.SOAP, pytorch_optimizer.SOAP; "),
         (["dense", "--model", "gpt2"], "dense has no choice of models"),
         (["step", "--model", "gpt3"], "'gpt3' is none of gpt2, small"),
         (["dense", "--device", "abacus"], "abacus"),

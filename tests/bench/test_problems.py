@@ -34,8 +34,8 @@ def test_a_problem_starts_over_its_target_and_has_a_gradient(name):
 def test_psgd_takes_the_problem(name):
     """Its choices are for these shapes, and a few steps do not break it."""
     problem = replace(PROBLEMS[name], every=2)
-    rows = list(problems.work(problem=problem, peer=problem.fitted(), device="cpu", seconds=1e-9))
-    assert [row["iteration"] for row in rows] == [0, 2]
+    rows = list(problems.work(problem=problem, peer=problem.fitted(1), device="cpu", seconds=1e-9))
+    assert [row["iteration"] for row in rows] == [0, 2] * 3
     assert rows[-1]["value"] < 2 * rows[0]["value"] + 1
 
 
@@ -72,15 +72,17 @@ def test_mnist_is_skipped_where_it_is_missing_and_never_downloaded(tmp_path, mon
 
 def test_each_method_has_its_step_sizes():
     problem = PROBLEMS["zebra"]
-    assert problem.rates(peers.SGD) == list(problem.plain)
-    assert problem.rates(peers.ADAM) == list(problem.adaptive)
-    assert problem.rates(peers.MOMENTUM) == pytest.approx([0.3 * rate for rate in problem.plain])
+    assert sorted(problem.rates(peers.SGD)) == list(problem.plain)
+    assert problem.rates(peers.ADAM) == [problem.adaptive[k] for k in (1, 0, 2)]
+    assert sorted(problem.rates(peers.MOMENTUM)) == pytest.approx([0.3 * rate for rate in problem.plain])
     assert problem.rates(peers.LBFGS) == [1.0]
-    assert problem.rates(problem.fitted()) == [0.1]
+    lr = problem.psgd["lr"]
+    assert problem.rates(problem.fitted(1)) == [lr, lr / 2, 2 * lr]
 
 
-def outcome(*rows):
-    task = Task("rosenbrock2, SGD", problems.work, {"problem": PROBLEMS["rosenbrock2"], "peer": peers.SGD})
+def outcome(*rows, name="rosenbrock2", peer=peers.SGD):
+    settings = {"problem": PROBLEMS[name], "peer": peer, "seconds": 5.0}
+    task = Task(f"{name}, {peer.name}", problems.work, settings)
     return Outcome(task, [dict(zip(("lr", "iteration", "seconds", "value"), row, strict=True)) for row in rows], 1.0)
 
 
@@ -97,8 +99,17 @@ def test_the_best_step_size_is_the_first_at_the_target():
         assert images(problems.draw(some), "problems")["png"]
 
 
+def test_what_an_interrupted_run_has_not_measured_is_said():
+    some = [outcome(), outcome(peer=peers.ADAM), outcome(name="tensor")]
+    rows = problems.table(some).rows
+    assert rows[3] == ["tensor", "", "≤ 5", "", "< 1e-06"]
+    assert rows[5] == ["  Adam", "", "", "", "not measured"]
+    texts = [text.get_text() for panel in problems.draw(some).axes for text in panel.texts]
+    assert texts == ["not reached"] * 3 + ["not measured"]
+
+
 def test_a_step_size_is_given_up_when_another_was_faster():
-    problem = replace(PROBLEMS["rosenbrock2"], target=3.9, adaptive=(0.1, 1e-9, 1e-8))
+    problem = replace(PROBLEMS["rosenbrock2"], target=3.9, adaptive=(1e-9, 0.1, 1e-8))
     rows = list(problems.work(problem=problem, peer=peers.ADAM, device="cpu", seconds=30.0))
     assert rows[-1]["seconds"] < 10
     assert {row["lr"] for row in rows} == {0.1, 1e-9, 1e-8}
@@ -106,7 +117,8 @@ def test_a_step_size_is_given_up_when_another_was_faster():
 
 def test_rows_are_not_too_many_and_the_last_is_the_end():
     problem = replace(PROBLEMS["rosenbrock2"], every=1)
-    rows = list(problems.work(problem=problem, peer=problem.fitted(), device="cpu", seconds=0.5))
+    rows = list(problems.work(problem=problem, peer=problem.fitted(1), device="cpu", seconds=0.5))
+    rows = [row for row in rows if row["lr"] == problem.psgd["lr"]]
     assert len(rows) <= problems.ROWS + 2
     assert rows[-1]["value"] < problem.target or rows[-1]["seconds"] >= 0.5
 
@@ -117,6 +129,9 @@ def test_tasks():
     quick = problems.tasks(Plan(peers=chosen, quick=True, model="zebra"))
     assert [task.label for task in quick] == [f"zebra, {name}" for name in ("PSGD", "PSGD, whitening", "SGD", "LBFGS")]
     assert quick[0].settings["seconds"] < PROBLEMS["zebra"].seconds
+    hard = problems.tasks(Plan(model="hard"))
+    names = [task.settings["problem"].name for task in hard]
+    assert names[::2] == ["rosenbrock2", "rosenbrock100", "logistic", "tensor"]
 
 
 def test_from_end_to_end(tmp_path, monkeypatch, capsys):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ..experiments.environment import MACHINE, VERSIONS, environment, together
 from ..experiments.figure import Table
 from ..experiments.store import write_bytes
 from .isolate import Outcome, Row, Task, measure
-from .peers import Peer
+from .peers import PEERS, Peer
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Benchmark:
         table: of what came out; it gets all outcomes, and those that failed may have rows or none
         draw: the picture of the same; there may be nothing to draw
         models: names for ``--model``; none for a benchmark that has no such choice
-        compares: whether it has peers
+        peers: names of those it can compare with; none for a benchmark that compares with no others
     """
 
     name: str
@@ -79,11 +79,11 @@ class Benchmark:
     table: Callable[[Sequence[Outcome]], Table]
     draw: Callable[[Sequence[Outcome]], Picture]
     models: Sequence[str] = ()
-    compares: bool = True
+    peers: Collection[str] = field(default_factory=lambda: PEERS)
 
     def command(self, plan: Plan) -> str:
         options = plan.options()
-        if not self.compares:
+        if not self.peers:
             del options[2:4]
         return shlex.join(["psgd", "bench", self.name, *options])
 

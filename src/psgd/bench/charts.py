@@ -24,9 +24,16 @@ def plain(panel: Axes) -> None:
 
 
 def bars(
-    panel: Axes, values: Mapping[str, float | None], colors: Mapping[str, str], unit: str, missing: str = "not measured"
+    panel: Axes,
+    values: Mapping[str, float | None],
+    colors: Mapping[str, str],
+    unit: str,
+    missing: Mapping[str, str] | None = None,
 ) -> None:
-    """One bar for each name, the first on top, on a logarithmic scale and with its number; None is ``missing``."""
+    """One bar for each name, the first on top, on a logarithmic scale and with its number.
+
+    ``missing`` says why a value is None; else it was not measured.
+    """
     names = list(values)
     found = [value for value in values.values() if value is not None and value > 0]
     low, high = (min(found), max(found)) if found else (1.0, 1.0)
@@ -37,7 +44,8 @@ def bars(
             panel.barh(place, value, color=colors.get(name, THEIRS), height=0.7)
             panel.text(value * 1.05, place, number(value), va="center", fontsize="small")
         else:
-            panel.text(left * 1.05, place, missing, va="center", fontsize="small", color="tab:red")
+            why = (missing or {}).get(name, "not measured")
+            panel.text(left * 1.05, place, why, va="center", fontsize="small", color="tab:red")
     panel.set_xscale("log")
     panel.set_xlim(left, 4 * high)
     panel.xaxis.set_minor_formatter(NullFormatter())

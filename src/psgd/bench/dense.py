@@ -97,5 +97,5 @@ BENCHMARK = Benchmark(
     tasks,
     table,
     draw,
-    compares=False,
+    peers=(),
 )

@@ -98,5 +98,5 @@ BENCHMARK = Benchmark(
     tasks,
     table,
     draw,
-    compares=False,
+    peers=(),
 )

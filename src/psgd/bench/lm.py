@@ -193,4 +193,5 @@ BENCHMARK = Benchmark(
     tasks,
     table,
     draw,
+    peers=[peer.name for peer, _ in COMPARED if peer.name in PEERS],
 )

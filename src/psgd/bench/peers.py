@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -245,21 +245,27 @@ PEERS: dict[str, Peer] = {
 
 
 class UnknownPeerError(ValueError):
-    """A name that no peer has; says which there are."""
+    """A name that none of the peers has; says which there are."""
 
-    def __init__(self, name: str) -> None:
-        packages = dict.fromkeys(peer.package for peer in PEERS.values() if peer.package)
-        super().__init__(f"{name!r} is none of {', '.join(PEERS)}; a package ({', '.join(packages)}); all; none")
+    def __init__(self, name: str, among: Collection[str]) -> None:
+        names = [peer for peer in PEERS if peer in among]
+        packages = dict.fromkeys(package for peer in names if (package := PEERS[peer].package))
+        super().__init__(f"{name!r} is none of {', '.join(names)}; a package ({', '.join(packages)}); all; none")
 
 
-def chosen(text: str) -> list[Peer]:
-    """The peers of a list with commas: names in any case, packages for all they have, ``all`` or ``none``."""
+def chosen(text: str, among: Collection[str] = PEERS) -> list[Peer]:
+    """The peers of a list with commas: names in any case, packages for all they have, ``all`` or ``none``.
+
+    Args:
+        text: the list
+        among: names of those that can be chosen
+    """
     found: dict[str, Peer] = {}
     for word in (word.strip().lower() for word in text.split(",")):
         if word == "none":
             continue
-        matching = [p for p in PEERS.values() if word in ("all", p.name.lower(), p.package)]
+        matching = [PEERS[name] for name in among if word in ("all", name.lower(), PEERS[name].package)]
         if not matching:
-            raise UnknownPeerError(word)
+            raise UnknownPeerError(word, among)
         found.update((peer.name, peer) for peer in matching)
     return [peer for name, peer in PEERS.items() if name in found]

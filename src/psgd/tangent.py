@@ -60,7 +60,7 @@ class Tangent:
     @cached_property
     def _formed(self) -> Tensor | None:
         """``S`` itself, where it is no larger than the pair or small anyway."""
-        if self.columns > 1 and self.rows <= max(self.columns, 2 * BLOCK_ROWS):
+        if is_formed(self.rows, self.columns):
             half = self.x @ self.y.mT
             return half + half.mT
         return None
@@ -79,6 +79,10 @@ class Tangent:
     def diagonal(self) -> Tensor:
         if self._formed is not None:
             return self._formed.diagonal(dim1=1, dim2=2)
+        return self.diagonal_alone()
+
+    def diagonal_alone(self) -> Tensor:
+        """The diagonal for who needs no more of ``S``, so that it is not formed; rounded in another way."""
         return 2 * (self.x * self.y).sum(-1)
 
     def max_abs(self) -> Tensor:
@@ -125,6 +129,20 @@ class DiagonalTangent:
 
     max_diag = max_abs
     spectral = max_abs
+
+
+def is_formed(rows: int, columns: int) -> bool:
+    """Whether ``S`` is formed as a whole, for a pair of so many rows and columns."""
+    return columns > 1 and rows <= max(columns, 2 * BLOCK_ROWS)
+
+
+def steps_down(n: int, rows: int = BLOCK_ROWS, power: int = 1) -> int:
+    """``Σ size · width^power`` over blocks of rows of an upper triangle, each from its first diagonal element on.
+
+    >>> steps_down(4, rows=2), steps_down(4, rows=1), steps_down(4, rows=4)
+    (12, 10, 16)
+    """
+    return sum(min(rows, n - start) * (n - start) ** power for start in range(0, n, rows))
 
 
 def unfold(v: Tensor, axis: int) -> Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..tangent import BLOCK_ROWS, Tangent
+from ..tangent import BLOCK_ROWS, Tangent, is_formed, steps_down
 from .base import Group, LeftFactor, Structure
 
 
@@ -53,6 +53,24 @@ class Triangular(LeftFactor):
             rows = tangent.upper(start, stop).triu_() @ self.full[:, start:, start:]
             self.full[:, start:stop, start:].addcmul_(rows, step, value=-1).mul_(scale)
 
+    def flops(self, columns: int) -> tuple[float, float]:
+        """For k columns ``a`` takes ``2 n² k``, the triangular solve of ``b`` half of that, and ``P g`` ``4 n² k``.
+
+        ``S`` takes ``2 n² k``; where it is too large to be formed, about the same, in rows from the diagonal on, each
+        time that it is needed: for its norm and for the step. The step of matrices takes about ``2/3 n³``. That of
+        vectors, in blocks of r rows, takes about ``(4 + r) n²``.
+        """
+        n = self.full.shape[-1]
+        square = n * n * columns
+        if columns == 1:
+            rows, at_once = _block_rows(self.full)
+            rows = min(rows, n)
+            step = 4 * steps_down(n) + (8 + 2 * rows) * steps_down(n, at_once) + 4 * rows * n
+        else:
+            step = 2 * steps_down(n, power=2)
+            step += 2 * square if is_formed(n, columns) else 8 * columns * steps_down(n)
+        return 3 * square + step, 4 * square
+
     def diagonal(self) -> Tensor:
         return self.full.diagonal(dim1=1, dim2=2)
 
@@ -84,9 +102,7 @@ def descend_rank_two_(
         block_rows: rows that a small triangular product is taken of; by default what fits a cache
         blocks: how many of them are done side by side: one on a CPU, many on a GPU, which is idle otherwise
     """
-    parallel = Q.device.type != "cpu"
-    bs = block_rows or (64 if parallel else 32)
-    rows_at_once = bs * (blocks or (16 if parallel else 1))
+    bs, rows_at_once = _block_rows(Q, block_rows, blocks)
     U = torch.cat([x, y], -1) * (step * scale)
     W = torch.cat([y, x], -1).mT
     below = Q.new_zeros(Q.shape[0], 2, Q.shape[2])
@@ -104,6 +120,13 @@ def descend_rank_two_(
             change = _change_of_blocks(rows, u, w, sums, size // bs)
         rows.mul_(scale).sub_(change)
         stop = start
+
+
+def _block_rows(Q: Tensor, block_rows: int | None = None, blocks: int | None = None) -> tuple[int, int]:
+    """The rows of a block, and of all blocks that are done side by side."""
+    parallel = Q.device.type != "cpu"
+    rows = block_rows or (64 if parallel else 32)
+    return rows, rows * (blocks or (16 if parallel else 1))
 
 
 def _change_of_blocks(rows: Tensor, u: Tensor, w: Tensor, sums: Tensor, blocks: int) -> Tensor:

@@ -6,6 +6,8 @@ from .criteria import c1, c2, c3
 from .groups import Dense, Diagonal, Kronecker, LimitedMemory, LowRank
 from .normalize import MaxAbs, MaxDiag, Spectral
 from .optimizer import PSGD
+from .planned import Plan
+from .planning import plan
 from .probes import FiniteDifference, HessianVector, Whitening
 
 __version__ = "0.1.0"
@@ -24,6 +26,7 @@ __all__ = [
     "MaxAbs",
     "MaxDiag",
     "PerTensor",
+    "Plan",
     "Spectral",
     "Whitening",
     "c1",
@@ -31,4 +34,5 @@ __all__ = [
     "c3",
     "closed_form",
     "diagnostics",
+    "plan",
 ]

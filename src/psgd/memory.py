@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def available_bytes(device: torch.device) -> int | None:
@@ -28,8 +31,18 @@ def readable(size: float) -> str:
     >>> readable(1536)
     '1.5 KiB'
     """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+    for unit in UNITS:
+        if size < 1024 or unit == UNITS[-1]:
+            break
         size /= 1024
-    return f"{size:.1f} TiB"
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def parse(text: str) -> int | None:
+    """Undo ``readable``; None for what is not a size in binary units.
+
+    >>> parse("1.5 KiB")
+    1536
+    """
+    found = re.fullmatch(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(UNITS)})\s*", text)
+    return None if found is None else int(float(found[1]) * 1024 ** UNITS.index(found[2]))

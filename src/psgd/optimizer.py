@@ -15,7 +15,7 @@ from .blocks import Blocks, PerTensor
 from .criteria import Criterion, c3
 from .fleet import Direction, Fleet, Heading
 from .groups import Kronecker, Structure
-from .groups.inverse_free import InverseFree
+from .groups.inverse_free import TIDY_EVERY, InverseFree
 from .groups.whitener import Whitener
 from .noise import Noise, mix
 from .normalize import Normalization
@@ -323,12 +323,12 @@ class PSGD(BlockOptimizer):
         return Heading(directions, length if weight is None else length / weight, weight, buffer)
 
     def _tidies(self) -> bool:
-        """What need not be done at every step is done at one in eight; but a captured step may be the only one.
+        """Whether what need not be done at every step is done now; a captured step may be the only one.
 
         Which ones looks random, so that none of them falls into a gap of some schedule for ever.
         """
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        return capturing or mix(int(self._clock)) % 8 == 0
+        return capturing or mix(int(self._clock)) % TIDY_EVERY == 0
 
     def _fit(self, whole: Stack, pairs: dict[int, tuple[Tensor, Tensor]], ok: Tensor) -> None:
         """Update ``Q`` of the blocks with new pairs."""

@@ -17,6 +17,11 @@ from torch import Tensor
 BLOCK_ROWS = 128
 
 
+def rows_at_once(device: torch.device, n: int) -> int:
+    """How many rows of an ``S`` that is not formed are looked at together: on a GPU many, as each look takes long."""
+    return BLOCK_ROWS if device.type == "cpu" else max(BLOCK_ROWS, -(-n // 8))
+
+
 @dataclass(frozen=True)
 class Tangent:
     """A stack of pairs ``(x, y)``: as a criterion gives it ``(B, *dims)``, unfolded along one axis ``(B, n, k)``.
@@ -60,7 +65,7 @@ class Tangent:
     @cached_property
     def _formed(self) -> Tensor | None:
         """``S`` itself, where it is no larger than the pair or small anyway."""
-        if self.columns > 1 and self.rows <= max(self.columns, 2 * BLOCK_ROWS):
+        if is_formed(self.rows, self.columns):
             half = self.x @ self.y.mT
             return half + half.mT
         return None
@@ -79,14 +84,17 @@ class Tangent:
     def diagonal(self) -> Tensor:
         if self._formed is not None:
             return self._formed.diagonal(dim1=1, dim2=2)
+        return self.diagonal_alone()
+
+    def diagonal_alone(self) -> Tensor:
+        """The diagonal for who needs no more of ``S``, so that it is not formed; rounded in another way."""
         return 2 * (self.x * self.y).sum(-1)
 
     def max_abs(self) -> Tensor:
         """The largest ``|S_ij|``; as ``S`` is symmetric, also the largest of its upper triangle."""
         if self._formed is not None:
             return largest(self._formed)
-        # On a GPU few large parts, as each takes as long to ask for.
-        size = BLOCK_ROWS if self.x.device.type == "cpu" else max(BLOCK_ROWS, -(-self.rows // 8))
+        size = rows_at_once(self.x.device, self.rows)
         starts = range(0, self.rows, size)
         return torch.stack([largest(self.upper(i, min(i + size, self.rows))) for i in starts]).amax(0)
 
@@ -127,6 +135,20 @@ class DiagonalTangent:
 
     max_diag = max_abs
     spectral = max_abs
+
+
+def is_formed(rows: int, columns: int) -> bool:
+    """Whether ``S`` is formed as a whole, for a pair of so many rows and columns."""
+    return columns > 1 and rows <= max(columns, 2 * BLOCK_ROWS)
+
+
+def steps_down(n: int, rows: int = BLOCK_ROWS, power: int = 1) -> int:
+    """``Σ size · width^power`` over blocks of rows of an upper triangle, each from its first diagonal element on.
+
+    >>> steps_down(4, rows=2), steps_down(4, rows=1), steps_down(4, rows=4)
+    (12, 10, 16)
+    """
+    return sum(min(rows, n - start) * (n - start) ** power for start in range(0, n, rows))
 
 
 def unfold(v: Tensor, axis: int) -> Tensor:

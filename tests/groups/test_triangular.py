@@ -20,7 +20,7 @@ def test_blocked_update_is_the_product(n, batch, block_rows, parallel, monkeypat
 
         def side_by_side(Q, U, W, scale, bs):
             for q, u, w, s in zip(Q, U, W, scale, strict=True):
-                triangular._side_by_side_(q, u, w, s, bs)
+                triangular._side_by_side_(q, u, w, s, bs, 2 * bs)
 
         monkeypatch.setattr(triangular, "_from_below_", side_by_side)
     Q = torch.randn(batch, n, n, dtype=torch.float64).triu()

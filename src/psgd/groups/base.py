@@ -6,6 +6,7 @@ axis of its block. A factor knows how a single matrix is stored; ``Group`` knows
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -75,6 +76,14 @@ class LeftFactor(Factor):
     @abstractmethod
     def descend_off_diagonal_(self, tangent: Any, step: Tensor, scale: Tensor) -> None:
         """``Q ← scale · (Q − step · E Q)`` for a projected tangent ``E``; the diagonal is written afterwards."""
+
+    @abstractmethod
+    def flops(self, columns: int) -> tuple[float, float]:
+        """What products take for one matrix and arrays ``(n, columns)``: to fit ``Q``, and for ``P g``.
+
+        Fitting is to find ``a = Q δg`` and ``b = Q⁻ᵀ δθ``, and a step normalised by ``MaxAbs``. A multiply-add counts
+        2. Sums, norms and scalings of the arrays, a few for each element, are left out where there are products.
+        """
 
     def descend_(
         self, tangent: Tangent, lr: float | Tensor, normalize: Normalization, usable: Tensor, limit: float
@@ -226,6 +235,20 @@ class Group:
 
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffer in self.buffers().values())
+
+    def flops(self, update_every: int = 1) -> list[float]:
+        """For each factor what a step of one block takes on average, where ``Q`` is fitted at every so many steps.
+
+        A factor of n of the N elements of a block sees ``N / n`` columns. It is ``fit / update_every + precondition``,
+        see ``LeftFactor.flops``. Whitening is meant, or a pair that the probe has found.
+        """
+        numel = math.prod(self.dims)
+        each = []
+        for n, factor in zip(self.dims, self.factors, strict=True):
+            assert isinstance(factor, LeftFactor)
+            fit, precondition = factor.flops(numel // n)
+            each.append(fit / update_every + precondition)
+        return each
 
 
 class Structure(ABC):

@@ -95,6 +95,14 @@ class LimitedMemoryFactor(LeftFactor):
         self.Q12.addcmul_(S11 @ self.Q12 + tangent.S12 * self.Q22[:, None, :], step, value=-1).mul_(scale)
         self.Q11.addcmul_(S11 @ self.Q11, step, value=-1).mul_(scale)
 
+    def flops(self, columns: int) -> tuple[float, float]:
+        """With r whole rows and k columns: ``a``, ``Q v`` and ``Qᵀ v`` take ``2 r n k`` each, ``b`` ``r² k`` less, the
+        whole rows of ``S`` ``4 r n k``, and the step of ``Q11`` and ``Q12`` ``2 r² n``.
+        """
+        r = self.Q11.shape[1]
+        n = r + self.Q22.shape[1]
+        return 8 * r * n * columns - r * r * columns + 2 * r * r * n, 4 * r * n * columns
+
     def diagonal(self) -> Tensor:
         return torch.cat([self._head.diagonal(), self.Q22], 1)
 

@@ -178,6 +178,15 @@ class LowRankFactor(LeftFactor):
         torch.where(taken, new.V, self.V, out=self.V)
         self.diag.copy_(d.clamp_min(float(torch.finfo(d.dtype).max) ** -0.375))
 
+    def flops(self, columns: int) -> tuple[float, float]:
+        """For one column: a product of it with ``U`` or ``V`` takes ``2 n r``, and ``K`` takes ``2 n r²``.
+
+        ``a`` and ``b`` are 4 such products and a ``K``; the step of ``d`` is 8 and a ``K``; the steps of ``U`` and
+        ``V`` are 18 and, to see whether they can be taken, 2 ``K``. The norm of either takes ``16 n``.
+        """
+        n, r = self.U.shape[1:]
+        return 60 * n * r + 8 * n * r * r + 32 * n, 8 * n * r
+
     def _sensitivity(self) -> Tensor:
         """How many times larger than one the errors of ``(I + U Vᵀ)⁻¹`` may be, in units of rounding.
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..tangent import BLOCK_ROWS, Tangent
+from ..tangent import BLOCK_ROWS, Tangent, is_formed, rows_at_once, steps_down
 from . import parallel
 from .base import Group, LeftFactor, Structure
 
@@ -56,6 +56,25 @@ class Triangular(LeftFactor):
             rows = tangent.upper(start, stop).triu_() @ self.full[:, start:, start:]
             self.full[:, start:stop, start:].addcmul_(rows, step, value=-1).mul_(scale)
 
+    def flops(self, columns: int) -> tuple[float, float]:
+        """For k columns ``a`` takes ``2 n² k``, the triangular solve of ``b`` half of that, and ``P g`` ``4 n² k``.
+
+        ``S`` takes ``2 n² k``; where it is too large to be formed, about the same, in rows from the diagonal on, each
+        time that it is needed: for its norm and for the step. The step of matrices takes about ``2/3 n³``. That of
+        vectors, in blocks of r rows, takes about ``(4 + r) n²``.
+        """
+        n = self.full.shape[-1]
+        square = n * n * columns
+        if columns == 1:
+            rows, at_once = _block_rows(self.full.device, n)
+            rows = min(rows, n)
+            step = 4 * steps_down(n, rows_at_once(self.full.device, n))
+            step += (8 + 2 * rows) * steps_down(n, at_once) + 4 * rows * n
+        else:
+            step = 2 * steps_down(n, power=2)
+            step += 2 * square if is_formed(n, columns) else 8 * columns * steps_down(n)
+        return 3 * square + step, 4 * square
+
     def diagonal(self) -> Tensor:
         return self.full.diagonal(dim1=1, dim2=2)
 
@@ -83,12 +102,21 @@ def descend_rank_two_(
     """
     U = torch.cat([x, y], -1) * step
     W = torch.cat([y, x], -1).mT
+    bs, at_once = _block_rows(Q.device, Q.shape[1], block_rows)
     if Q.device.type == "cpu":
-        _from_below_(Q, U, W, scale, block_rows or 32)
+        _from_below_(Q, U, W, scale, bs)
         return
-    side_by_side_ = parallel.descend_ if parallel.possible(Q) else partial(_side_by_side_, bs=block_rows or 64)
+    side_by_side_ = parallel.descend_ if parallel.possible(Q) else partial(_side_by_side_, bs=bs, at_once=at_once)
     for q, u, w, s in zip(Q, U, W, scale, strict=True):
         side_by_side_(q, u, w, s)
+
+
+def _block_rows(device: torch.device, n: int, block_rows: int | None = None) -> tuple[int, int]:
+    """The rows of a block, and of all blocks that are done side by side."""
+    if device.type == "cpu":
+        return block_rows or 32, block_rows or 32
+    rows = block_rows or 64
+    return rows, rows * max(1, -(-(n // rows) // 4))  # no more than a quarter of Q is there twice
 
 
 def _from_below_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int) -> None:
@@ -103,8 +131,8 @@ def _from_below_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int) -> Non
         rows.mul_(scale).sub_(change)
 
 
-def _side_by_side_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int, chunks: int = 4) -> None:
-    """For one matrix. Blocks are done in some chunks, so that no more than a part of ``Q`` is there twice."""
+def _side_by_side_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int, at_once: int) -> None:
+    """For one matrix, without kernels of our own."""
     n = len(Q)
     last = n - n % bs  # rows from here on are no whole block
     blocks = last // bs
@@ -114,7 +142,7 @@ def _side_by_side_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int, chun
         W[:, :last].unflatten(1, (blocks, bs)).transpose(0, 1),
     )
     within = (u @ w).triu_()
-    ends = [*range(0, blocks, max(1, -(-blocks // chunks))), blocks]
+    ends = [*range(0, blocks, at_once // bs), blocks]
     below = Q.new_zeros(blocks + 1, 2, n)
     for start, stop in pairwise(ends):
         below[start:stop, :, start * bs :] = w[start:stop] @ rows[start:stop, :, start * bs :]

@@ -1,0 +1,93 @@
+"""What a step costs, against a count of the products that it really does."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import psgd.groups.inverse_free
+import psgd.optimizer
+from psgd import PSGD, Dense, Diagonal, Kronecker, LimitedMemory, LowRank, Whitening, c3
+from psgd.groups import Group
+from psgd.groups.diagonal import DiagonalFactor
+from psgd.groups.whitener import Whitener
+
+from ..cases import Case, cases
+
+#: what torch's counter leaves out
+UNCOUNTED = {
+    torch.ops.aten.linalg_solve_triangular: lambda M, v, **_: math.prod(M) * v[-1],
+    torch.ops.aten.baddbmm_: lambda _, a, b, **__: 2 * math.prod(a) * b[-1],
+}
+
+
+def counted(step) -> int:
+    counter = FlopCounterMode(display=False, custom_mapping=UNCOUNTED)
+    with counter:
+        step()
+    return counter.get_total_flops()
+
+
+def products(group: Group, update_every: int = 1) -> float:
+    """What the group says of matrices: the counter does not see elementwise products."""
+    each = zip(group.flops(update_every), group.factors, strict=True)
+    return sum(flops for flops, factor in each if not isinstance(factor, DiagonalFactor))
+
+
+def fit_and_precondition(group: Group, shape, batch: int) -> None:
+    v, h, g = torch.randn(3, batch, *shape, dtype=torch.float64, device=group.factors[0].diagonal().device)
+    group.descend_(c3(group, v, h), 0.1)
+    group.precondition(g)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@cases
+def test_pairs(case: Case, device):
+    """Exact but for vectors whose rows are no whole number of blocks."""
+    group = case.structure.init(case.shape, batch=2, dtype=torch.float64, device=device)
+    real = counted(lambda: fit_and_precondition(group, case.shape, 2)) / 2
+    vector = len(group.dims) == 1
+    assert products(group) == pytest.approx(real, rel=0.15 if vector else 0, abs=20 if vector else 0)
+
+
+@pytest.mark.parametrize("structure", [Dense(), LimitedMemory(20), LowRank(20), Kronecker(inverse_free=False)], ids=str)
+def test_large_blocks_as_on_a_gpu(structure):
+    shape = (64, 80)
+    group = structure.init(shape, dtype=torch.float64, device="meta")
+    real = counted(lambda: fit_and_precondition(group, shape, 1))
+    assert products(group) == pytest.approx(real, rel=0.001)
+
+
+@pytest.mark.parametrize("shape", [(30, 20), (7, 5, 6), (9,), (300, 4)], ids=str)
+@pytest.mark.parametrize("max_dense", [2048, 20, 6, 0])
+def test_whitening(shape, max_dense):
+    group = Kronecker(max_dense).init(shape, batch=2, dtype=torch.float32, device="cpu")
+    whitener = Whitener([group])
+    g = torch.randn(2, *shape)
+    tidy, plain = (
+        counted(lambda t=t: whitener.whiten_([g], 0.1, 1e-3, torch.tensor(True), tidy=t)) / 2 for t in (True, False)
+    )
+    every = psgd.groups.inverse_free.TIDY_EVERY
+    assert products(group) == (tidy + (every - 1) * plain) / every
+
+
+@pytest.mark.parametrize("update_every", [1, 3])
+@pytest.mark.parametrize(
+    "structure", [Kronecker(), Kronecker(max_dense=4), Kronecker(inverse_free=False), Diagonal()], ids=str
+)
+def test_steps_of_the_optimizer(structure, update_every, monkeypatch):
+    for module in (psgd.optimizer, psgd.groups.inverse_free):
+        monkeypatch.setattr(module, "TIDY_EVERY", 1)
+    model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Tanh(), nn.Linear(6, 3, bias=False))
+    optimizer = PSGD(
+        model.parameters(), lr=0.001, probe=Whitening(), preconditioner=structure, update_every=update_every
+    )
+    x = torch.randn(16, 4)
+    model(x).square().mean().backward()
+    real = counted(lambda: [optimizer.step() for _ in range(update_every)]) / update_every
+    expected = sum(len(stack.blocks) * products(stack.group, update_every) for stack in optimizer.stacks)
+    assert expected == pytest.approx(real, rel=1e-9)

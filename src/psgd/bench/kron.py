@@ -87,6 +87,8 @@ def draw(outcomes: Sequence[Outcome]) -> Picture:
         panel.set_title(f"One step {what} of Q")
         panel.set_xlabel("size n of n × n matrices")
     panels[0].set_ylabel("milliseconds")
+    if legend := panels[0].get_legend():
+        legend.remove()  # that of the other panel is the same, and in nobody's way
     return picture
 
 

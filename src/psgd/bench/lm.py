@@ -48,7 +48,7 @@ def muon(params: Sequence[Tensor], hidden: Sequence[Tensor], lr: float) -> Steps
 
 #: each with three step sizes, the most likely one first
 COMPARED: list[tuple[Peer, tuple[float, float, float]]] = [
-    (Peer("PSGD", psgd, 7e-4), (7e-4, 4e-4, 1.2e-3)),
+    (Peer("PSGD", psgd, 7e-4), (7e-4, 5.5e-4, 9e-4)),
     (Peer("AdamW", adamw, 1e-3), (1e-3, 5e-4, 2e-3)),
     (Peer("Muon", muon, 0.02), (0.02, 0.01, 0.04)),
     (PEERS["heavyball.SOAP"], (3e-3, 1e-3, 1e-2)),

@@ -23,7 +23,8 @@ from .probes import FiniteDifference, Gradients, Probe, Whitening
 from .real import real
 from .replay import Replays, at_once
 from .stacks import Stack, per_block
-from .state import BlockOptimizer, Whole
+from .state import BlockOptimizer, Whole, precise_dtype
+from .team import Divided, Team, is_divided, local, local_of
 
 #: moves all parameters, by the numbers of the param groups, where a step is usable
 Advance = Callable[[Sequence[Mapping[str, Any]], usable.Flags], None]
@@ -80,6 +81,10 @@ class PSGD(BlockOptimizer):
             the state takes more than a sixteenth of the device's memory.
         error_if_nonfinite: raise ``FloatingPointError`` where a step would be skipped; the host then waits for the
             device at every step
+        shard: ranks of a process group or device mesh that share the blocks: each keeps ``Q`` and averages of its own
+            blocks only, and sends their steps to the others. They must see the same gradients, as with
+            ``DistributedDataParallel``. Parameters that are ``DTensor``s, as ``fully_shard`` makes them, are always
+            shared by the ranks of their mesh.
 
     All numbers may differ between param groups and change between steps.
 
@@ -126,6 +131,7 @@ class PSGD(BlockOptimizer):
         maximize: bool = False,
         cuda_graph: bool = True,
         error_if_nonfinite: bool = False,
+        shard: Any = None,
     ) -> None:
         choices = {
             "preconditioner": checks.choice("preconditioner", preconditioner, Structure),
@@ -149,7 +155,7 @@ class PSGD(BlockOptimizer):
             "seed": seed,
             "maximize": maximize,
         }
-        super().__init__(params, numbers, choices)
+        super().__init__(params, numbers, choices, shard)
 
     @torch.compiler.disable(  # type: ignore[untyped-decorator]
         reason="a step calls closures and reseeds generators; its products are batched already"
@@ -172,8 +178,11 @@ class PSGD(BlockOptimizer):
         def noise(i: int) -> Tensor:
             return draw(real(self._params[i]), self._group(i)["seed"], i)
 
+        def noise_here(i: int) -> Tensor:
+            return local_of(noise(i), self._params[i])
+
         try:
-            evaluation = self.probe(closure, self._params, moved, noise, start)
+            evaluation = self.probe(closure, self._params, moved, noise_here, start)
             grads = checks.gradients(self._made_for, evaluation.grads, self._name)
             if self.error_if_nonfinite:
                 checks.finite(evaluation.loss, grads, now, self._name)
@@ -181,9 +190,13 @@ class PSGD(BlockOptimizer):
             start.restore()
             raise
         del start
-        flags = usable.finite(evaluation.loss, grads.values())
+        flags = usable.finite(evaluation.loss, map(local, grads.values()))
         flags += [flag for group in self.param_groups if (flag := options.rate_is_usable(group["lr"])) is not None]
         ok = usable.agree(flags, self._skipped)
+        if self._team is not None:
+            ok = {device: self._team.all_true(flag) for device, flag in ok.items()}
+            grads, evaluation.pairs = self._collect(self._team, grads, evaluation.pairs)
+            moved = [i for i in moved if self._owners[i] == self._team.rank]
 
         with without_autocast(ok):
             fleets, partial = self._fleets(grads)
@@ -205,6 +218,32 @@ class PSGD(BlockOptimizer):
                 advance(self.param_groups, ok)
         self._clock += 1
         return evaluation.loss
+
+    def _collect(
+        self, team: Team, grads: dict[int, Tensor], pairs: dict[int, tuple[Tensor, Tensor]]
+    ) -> tuple[dict[int, Tensor], dict[int, tuple[Tensor, Tensor]]]:
+        """Whole gradients and pairs of the blocks of this rank, from all ranks."""
+        team.same("params", (sorted(grads), sorted(pairs)), "the same parameters must have gradients on every rank")
+        self._moving = sorted(grads)
+        mine = {i: grad for i, grad in grads.items() if self._owners[i] == team.rank}
+        measured = {i: pair for i, pair in pairs.items() if self._owners[i] == team.rank}
+        if divided := [i for i in self._moving if is_divided(self._params[i])]:
+            parts = {i: [local(t) for t in (grads[i], *pairs.get(i, ()))] for i in divided}
+            grads.clear()
+            pairs.clear()
+            dtype = precise_dtype([self._params[i] for i in divided])
+            for i, (grad, *pair) in self._divided().collect(parts, dtype).items():
+                mine[i] = grad
+                if pair:
+                    measured[i] = (pair[0], pair[1])
+        return mine, measured
+
+    def _divided(self) -> Divided:
+        if self._parts is None:
+            assert self._team is not None
+            params = {i: p for i, p in enumerate(self._params) if is_divided(p) and i in self._owners}
+            self._parts = Divided(self._team, params, self._owners)
+        return self._parts
 
     def _fleets(self, grads: Mapping[int, Tensor]) -> tuple[list[Fleet], list[tuple[Stack, list[int], Stack]]]:
         """The blocks that have gradients, by device and precision; and stacks of which only some blocks are there."""
@@ -241,6 +280,7 @@ class PSGD(BlockOptimizer):
         tables = [fleet.aim(self._params) for fleet in fleets]
         return (
             self.cuda_graph
+            and self._team is None
             and len({fleet.device for fleet in fleets}) == 1
             and all(table and fleet.averaging for fleet, table in zip(fleets, tables, strict=True))
             and (not moved or (self._whitens_average() and len(moved) == self._filled))
@@ -379,8 +419,10 @@ class PSGD(BlockOptimizer):
         """Turn directions into steps, and move all parameters at once."""
         flags = [*ok.values(), *(heading.length.amax() < torch.inf for heading in headings)]
         rates = [fleet.shorter(groups, heading.length) for fleet, heading in zip(fleets, headings, strict=True)]
-        if fleets and any(group["max_norm"] is not None for group in groups):
+        if any(group["max_norm"] is not None for group in groups) and (fleets or self._team is not None):
             total = _total([heading.length * rate for rate, heading in zip(rates, headings, strict=True)])
+            if self._team is not None:
+                total = self._team.sum(total.square()).sqrt()
             rates = [rate * fleet.shortest(groups, total) for rate, fleet in zip(rates, fleets, strict=True)]
         for k, (fleet, heading) in enumerate(zip(fleets, headings, strict=True)):
             rates[k] = rates[k] * fleet.number(groups, "lr")
@@ -390,8 +432,13 @@ class PSGD(BlockOptimizer):
                 rates[k] = rates[k] / heading.divisor
         decays = [fleet.number(groups, "weight_decay") * fleet.number(groups, "lr") for fleet in fleets]
         ok = usable.agree(flags, self._skipped)
+        if self._team is not None:
+            ok = {device: self._team.all_true(flag) for device, flag in ok.items()}
         for device, count in self._skipped.items():
             count += ~ok[device]
+        if self._team is not None:
+            self._move_together(self._team, fleets, headings, rates, groups, ok)
+            return
         if all(heading.buffer is not None for heading in headings):
             for fleet, heading, rate, decay in zip(fleets, headings, rates, decays, strict=True):
                 fleet.subtract_(heading, rate, decay, ok[fleet.device])
@@ -409,6 +456,42 @@ class PSGD(BlockOptimizer):
                 thetas += [theta for theta, _, _ in moved]
                 steps += [part for _, part, _ in moved]
         guarded.subtract_(thetas, steps, float(common or 0.0), ok)
+
+    def _move_together(
+        self,
+        team: Team,
+        fleets: Sequence[Fleet],
+        headings: Sequence[Heading],
+        rates: Sequence[Tensor],
+        groups: Sequence[Mapping[str, Any]],
+        ok: usable.Flags,
+    ) -> None:
+        """Send the steps of this rank's blocks to the others, and move all parameters by those of all."""
+        mine: dict[int, Tensor] = {}
+        for fleet, heading, rate in zip(fleets, headings, rates, strict=True):
+            for stack, direction, r in zip(fleet.stacks, heading.directions, fleet.split(rate), strict=True):
+                mine.update(stack.unpack(direction.step(r, stack.blocks[0].shape, fleet.dtype)))
+        dtype = precise_dtype([self._params[i] for i in self._moving])
+        divided = [i for i in self._moving if is_divided(self._params[i])]
+        if divided:
+            here = {i: mine[i] for i in divided if i in mine}
+            self._subtract(self._divided().deliver(here, divided, dtype), groups, ok)
+        owners = {i: self._owners[i] for i in self._moving if not is_divided(self._params[i])}
+        shapes = {i: real(self._params[i]).shape for i in owners}
+        for steps in team.broadcast(mine, owners, shapes, dtype) if owners else ():
+            self._subtract(steps, groups, ok)
+
+    def _subtract(self, steps: Mapping[int, Tensor], groups: Sequence[Mapping[str, Any]], ok: usable.Flags) -> None:
+        """Move parameters, or the parts of them that are here, and let them decay."""
+        for g, group in enumerate(groups):
+            here = [i for i in steps if self._group_of[i] == g]
+            thetas = [real(local(self._params[i])) for i in here]
+            parts = [steps[i] for i in here]
+            decay = group["weight_decay"] * group["lr"]
+            if isinstance(decay, Tensor):
+                for theta, part in zip(thetas, parts, strict=True):
+                    part += theta * decay.to(part)
+            guarded.subtract_(thetas, parts, 0.0 if isinstance(decay, Tensor) else float(decay), ok)
 
     def _check_before(self, closure: Callable[[], Any] | None) -> None:
         self._follow()
@@ -457,6 +540,8 @@ def without_autocast(devices: Iterable[torch.device]) -> Iterator[None]:
 
 def _total(lengths: Sequence[Tensor]) -> Tensor:
     """Length of all blocks as one vector."""
+    if not lengths:
+        return torch.zeros(())
     each = [length.norm() for length in lengths]
     wide = max((length.dtype for length in each), key=lambda dtype: torch.finfo(dtype).bits)
     return torch.stack([length.to(each[0].device, wide) for length in each]).norm()

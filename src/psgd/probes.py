@@ -19,6 +19,7 @@ from . import batched
 from .batched import WHO
 from .real import like, real
 from .tangent import largest
+from .team import local
 
 Closure = Callable[[], Any]
 #: standard normal numbers of the shape and dtype of ``real(parameter)``, for the parameter at a position
@@ -238,14 +239,14 @@ class FiniteDifference(Probe):
         # The second backward pass may write into tensors that were there before, or that share a flat buffer.
         for i, grad in enumerate(made):
             if grad is not None and not grad.is_sparse:
-                shared = grad.untyped_storage().nbytes() != grad.nbytes
+                shared = local(grad).untyped_storage().nbytes() != local(grad).nbytes
                 if shared or grad is start.grads[i]:
                     grads[i] = grad.clone()
 
         random_after = RandomState(params)
         buffers = [] if self.module is None else list(self.module.buffers())
         saved_buffers = [b.clone() for b in buffers]
-        thetas = [real(params[i].detach()) for i in moved]
+        thetas = [real(local(params[i].detach())) for i in moved]
         saved = [theta.clone(memory_format=torch.preserve_format) for theta in thetas]
         try:
             for i, theta in zip(moved, thetas, strict=True):
@@ -259,7 +260,7 @@ class FiniteDifference(Probe):
                 assert grad is not None
                 dgrad = torch.zeros_like(grad) if p.grad is None else p.grad - grad
                 p.grad = None  # lets go of the second gradient at once
-                result.pairs[i] = (theta - old, real(dgrad))
+                result.pairs[i] = (theta - old, real(local(dgrad)))
         finally:
             try:
                 torch._foreach_copy_(thetas, saved)

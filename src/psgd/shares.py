@@ -18,18 +18,19 @@ def cost(flops: float, nbytes: int) -> float:
     return flops + FLOPS_PER_BYTE * nbytes
 
 
-def assign(costs: Sequence[float], world_size: int) -> list[int]:
+def assign(costs: Sequence[float], world_size: int, busy: Sequence[float] | None = None) -> list[int]:
     """The rank of each piece of work: the costliest first, each to the rank that has least to do so far.
 
-    Of equal costs the first comes first, of equally busy ranks the lowest: there is nothing to agree upon. The busiest
-    rank has at most ``4/3 − 1/(3 world_size)`` times as much to do as it would have at best (Graham, 1969).
+    Ranks may be ``busy`` already. Of equal costs the first comes first, of equally busy ranks the lowest: there is
+    nothing to agree upon. Where none was busy, the busiest rank has at most ``4/3 − 1/(3 world_size)`` times as much
+    to do as it would have at best (Graham, 1969).
 
     >>> assign([3, 1, 4, 1, 5], 2)
     [1, 0, 1, 0, 0]
     """
-    ranks: list[tuple[float, int]] = [(0, rank) for rank in range(world_size)]
+    ranks = sorted((load, rank) for rank, load in enumerate(busy or [0.0] * world_size))
     owners = [0] * len(costs)
     for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
-        busy, owners[i] = ranks[0]
-        heapq.heapreplace(ranks, (busy + costs[i], owners[i]))
+        load, owners[i] = ranks[0]
+        heapq.heapreplace(ranks, (load + costs[i], owners[i]))
     return owners

@@ -23,7 +23,9 @@ from .groups import Structure
 from .groups.inverse_free import lower
 from .real import real
 from .replay import Replays
+from .shares import assign, cost
 from .stacks import AVERAGE, Stack
+from .team import Divided, Team
 
 
 @dataclass
@@ -43,23 +45,29 @@ class BlockOptimizer(Optimizer):
         defaults: the numbers of a param group
         choices: what is not a number; kept as attributes. ``preconditioner``, ``blocks`` and ``precond_dtype`` must be
             among them.
+        shard: a process group or device mesh whose ranks share the blocks
     """
 
     preconditioner: Structure
     blocks: Blocks
     precond_dtype: torch.dtype | None
 
-    def __init__(self, params: Any, defaults: dict[str, Any], choices: dict[str, Any]) -> None:
+    def __init__(self, params: Any, defaults: dict[str, Any], choices: dict[str, Any], shard: Any = None) -> None:
         if isinstance(params, Tensor) or not isinstance(params, Iterable):
             raise TypeError(f"params={params!r}: PSGD wants an iterable of tensors or of param groups")
-        params = list(params)
+        # What can be gone through only once, as model.parameters(), is needed more than once.
+        params = [_listed(item) if isinstance(item, dict) else item for item in params]
         if not params:
             raise ValueError("params=[]: PSGD wants at least one parameter")
         self._choice_names = tuple(choices)
         self.__dict__.update(choices)
         options.check(defaults)
+        self._team = Team.of(shard, _all_tensors(params))
         self._start_over()
         super().__init__(params, defaults)
+        if self._team is not None:
+            kinds = [(tuple(p.shape), str(p.dtype)) for p in self._params]
+            self._team.same("params", (kinds, self.preconditioner, self.blocks), "build the same model on every rank")
 
     def _start_over(self) -> None:
         #: steps taken; every state holds this tensor, on the CPU, where looking at it costs nothing
@@ -77,8 +85,15 @@ class BlockOptimizer(Optimizer):
         self._entries: list[dict[str, Tensor]] = []
         #: for each block its state, and name and value of some entries of it, which are views of a stack
         self._shared: list[tuple[dict[str, Tensor], str, Tensor]] = []
-        #: number of parameters that are not empty
+        #: number of parameters that are not empty, in blocks of this rank
         self._filled = 0
+        #: in a team, positions of the parameters that move in this step
+        self._moving: list[int] = []
+        #: in a team, who holds which parts of divided parameters
+        self._parts: Divided | None = None
+        #: in a team, by position the rank that has the block of a parameter, and what each rank has to do
+        self._owners: dict[int, int] = {}
+        self._busy = [0.0] * (0 if self._team is None else self._team.size)
         #: what belongs to all blocks together
         self._whole: Whole | None = None
 
@@ -88,9 +103,7 @@ class BlockOptimizer(Optimizer):
             raise TypeError(f"param_group={param_group!r}: PSGD wants a dict with the key 'params'")
         if "params" not in param_group:
             raise ValueError(f"param_group with the keys {list(param_group)}: PSGD wants the key 'params' too")
-        group = dict(param_group)
-        if not isinstance(group["params"], (Tensor, set)):
-            group["params"] = list(group["params"])
+        group = _listed(param_group)
         where = f" in param group {len(self.param_groups)}"
         for name in self._choice_names:
             if name in group:
@@ -115,7 +128,7 @@ class BlockOptimizer(Optimizer):
         return [
             (
                 block,
-                self.precond_dtype or _precise_dtype([params[i - first] for i in block.params]),
+                self.precond_dtype or precise_dtype([params[i - first] for i in block.params]),
                 params[block.params[0] - first].device,
             )
             for block in self.blocks.divide(numbered)
@@ -129,10 +142,10 @@ class BlockOptimizer(Optimizer):
             self._params.append(p)
             self._group_of.append(index)
             self._made_for.append(checks.kind(p))
-            self._filled += p.numel() > 0
             self.state[p].update(step=self._clock, skipped=self._skip_count(p.device))
             self._entries.append(self.state[p])
-        for block, dtype, device in divided:
+        for block, dtype, device in self._share(divided, group["update_every"]):
+            self._filled += len(block.params)
             if not self.preconditioner.inverts:
                 kernels.prepare(device, dtype, lower(device, dtype))
             self._blocks.append(block)
@@ -147,6 +160,22 @@ class BlockOptimizer(Optimizer):
             if group["momentum"] > 0 and "momentum" not in state:
                 state.update(Stack.new_average(block.shape, self._dtype_of(block), device))
         self._stacks = None
+
+    def _share(
+        self, divided: Sequence[tuple[Block, torch.dtype, torch.device]], update_every: int
+    ) -> list[tuple[Block, torch.dtype, torch.device]]:
+        """Say which rank has which block, and return those of this rank."""
+        if self._team is None:
+            return list(divided)
+        costs = []
+        for block, dtype, _ in divided:
+            group = self.preconditioner.init(block.shape, dtype=dtype, device="meta")
+            costs.append(cost(sum(group.flops(update_every)), group.nbytes() + block.numel * dtype.itemsize))
+        owners = assign(costs, len(self._busy), self._busy)
+        for (block, _, _), each, owner in zip(divided, costs, owners, strict=True):
+            self._busy[owner] += each
+            self._owners.update(dict.fromkeys(block.params, owner))
+        return [mine for mine, owner in zip(divided, owners, strict=True) if owner == self._team.rank]
 
     def _home(self, block: Block) -> int:
         """Where the state of a block is, or else its first trainable parameter: tools drop the state of frozen ones."""
@@ -219,7 +248,7 @@ class BlockOptimizer(Optimizer):
         return self._side_by_side([self._stack(blocks, *key) for key, blocks in alike.items()])
 
     def _dtype_of(self, block: Block) -> torch.dtype:
-        return _precise_dtype([self._params[i] for i in block.params])
+        return precise_dtype([self._params[i] for i in block.params])
 
     def _stack(
         self,
@@ -292,6 +321,7 @@ class BlockOptimizer(Optimizer):
             self._follow()
             self._rehome()
             groups = checkpoint.checked_groups(saved, self.param_groups, self.defaults)
+            saved = self._without_others(saved)
             expected = [self._expected(i) for i in range(len(self._params))]
             needed = {i for block, i in self._homes.items() if any(self._params[j].requires_grad for j in block.params)}
             frozen = [not p.requires_grad and i not in needed for i, p in enumerate(self._params)]
@@ -307,11 +337,30 @@ class BlockOptimizer(Optimizer):
             self.register_load_state_dict_pre_hook(check_and_copy),
             self.register_load_state_dict_post_hook(install, prepend=True),
         ]
+        error: Exception | None = None
         try:
             super().load_state_dict(state_dict)
+        except Exception as e:
+            if self._team is None:
+                raise
+            error = e
         finally:
             for handle in handles:
                 handle.remove()
+        if self._team is not None:
+            self._team.together(error, "load_state_dict")
+
+    def _without_others(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """A state dict without what belongs to blocks of other ranks, which a checkpoint of all ranks has too."""
+        if self._team is None or not isinstance(saved.get("state"), dict):
+            return saved
+        ids = [key for group in saved["param_groups"] for key in group["params"]]
+        others = {key for i, key in enumerate(ids) if self._owners.get(i, self._team.rank) != self._team.rank}
+        state = {
+            key: {k: v for k, v in entries.items() if k in ("step", "skipped")} if key in others else entries
+            for key, entries in saved["state"].items()
+        }
+        return {**saved, "state": state}
 
     def _expected(self, i: int) -> dict[str, Tensor]:
         """All that the state of a parameter may hold."""
@@ -323,6 +372,8 @@ class BlockOptimizer(Optimizer):
         return expected
 
     def __getstate__(self) -> dict[str, Any]:
+        if self._team is not None:
+            raise TypeError("PSGD: ranks share this one, so it cannot be copied or pickled; use its state_dict()")
         # Copies, as each view of a stack would carry the whole stack along.
         state = defaultdict(dict, {p: {k: v.clone() for k, v in entries.items()} for p, entries in self.state.items()})
         chosen = {name: getattr(self, name) for name in self._choice_names}
@@ -331,10 +382,25 @@ class BlockOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "_choice_names" in state:  # unpickled or copied; otherwise torch is loading a state dict, see above
+            self._team = None
             self._rebuild()
 
 
-def _precise_dtype(params: Sequence[Tensor]) -> torch.dtype:
+def _listed(group: dict[str, Any]) -> dict[str, Any]:
+    """A param group with its parameters in a list; what torch refuses is left to it."""
+    params = group.get("params")
+    if isinstance(params, Iterable) and not isinstance(params, (Tensor, set)):
+        return {**group, "params": list(params)}
+    return dict(group)
+
+
+def _all_tensors(params: Sequence[Any]) -> list[Any]:
+    """The tensors among parameters, named parameters or param groups."""
+    groups = [item.get("params", []) if isinstance(item, dict) else [item] for item in params]
+    return [tensor for group in groups for tensor in checks.tensors_of(group)]
+
+
+def precise_dtype(params: Sequence[Tensor]) -> torch.dtype:
     """The dtype of averages and steps, and of ``Q`` unless told otherwise: the parameters', but at least float32."""
     dtype = torch.float32
     for p in params:

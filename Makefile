@@ -38,7 +38,7 @@ lint: $(INSTALLED)
 
 test: lint
 	@echo "== pytest"
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import operator
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -516,3 +517,19 @@ def test_resuming_continues_to_the_bit(tmp_path, dtype: torch.dtype, precond_dty
         for name, value in ours.items():
             assert value.dtype == theirs[name].dtype
             assert torch.equal(value, theirs[name]), name
+
+
+@pytest.mark.parametrize("name", ["cuda.matmul", "mkldnn.matmul"])
+def test_precision_asked_for_in_either_way(name):
+    """Torch has an old and a new way to allow coarser products, and the old one raises where the new one was used."""
+    where = operator.attrgetter(name)(torch.backends)
+    before = where.fp32_precision
+    where.fp32_precision = "tf32" if name == "cuda.matmul" else "bf16"
+    try:
+        p = torch.nn.Parameter(torch.ones(3, 3))
+        optimizer = PSGD([p], lr=0.1, probe=Whitening())
+        p.grad = torch.ones(3, 3)
+        optimizer.step()
+        assert torch.all(p < 1)
+    finally:
+        where.fp32_precision = before

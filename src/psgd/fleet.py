@@ -16,6 +16,7 @@ from . import guarded, kernels
 from .groups.inverse_free import InverseFree, NearSymmetric
 from .groups.whitener import Whitener
 from .kernels import Table, sent
+from .real import real
 from .stacks import Stack, per_block
 
 
@@ -116,8 +117,9 @@ class Fleet:
         """What the kernel that moves all parameters needs, if it can; anew where they lie elsewhere now."""
         if not kernels.ready(self.device):
             return None
-        thetas = [params[i] for stack in self.stacks for i in stack.positions]
-        if self._table is None or [theta.data_ptr() for theta in thetas] != self._table.pointers:
+        thetas = [real(params[i]) for stack in self.stacks for i in stack.positions]
+        same = self._table is not None and [theta.data_ptr() for theta in thetas] == self._table.pointers
+        if not same or not all(theta.is_contiguous() for theta in thetas):
             # While someone records a CUDA graph, nothing can be sent to the device.
             self._table = None if torch.cuda.is_current_stream_capturing() else self._new_table(thetas)
         return self._table
@@ -152,7 +154,7 @@ class Fleet:
     def numel(self) -> Tensor:
         """Of each block."""
         sizes = [float(stack.blocks[0].numel) for stack in self.stacks for _ in stack.blocks]
-        return sent(torch.tensor(sizes, dtype=self.dtype), self.device)
+        return sent(torch.tensor(sizes, dtype=self.dtype, device="cpu"), self.device)
 
     @cached_property
     def _ones(self) -> Tensor:
@@ -161,7 +163,7 @@ class Fleet:
     @cached_property
     def _masks(self) -> Tensor:
         """For each param group, which blocks are in it."""
-        of = torch.tensor(self.group_of)
+        of = torch.tensor(self.group_of, device="cpu")
         return sent(of == of.unique()[:, None], self.device)
 
     def number(self, groups: Sequence[Mapping[str, Any]], key: str, instead_of_none: float = 0.0) -> float | Tensor:

@@ -196,8 +196,8 @@ class Table:
         self.aligned = all(number % 16 == 0 for number in (*self.pointers, *starts))
         blocks = [(*where, *scale) for *where, scale in zip(self.pointers, numels, starts, scales, strict=True)]
         chunks = [(b, c) for b, numel in enumerate(numels) for c in range(-(-numel // CHUNK))]
-        self.blocks = sent(torch.tensor(blocks, dtype=torch.int64), thetas[0].device)
-        self.chunks = sent(torch.tensor(chunks, dtype=torch.int32), thetas[0].device)
+        self.blocks = sent(torch.tensor(blocks, dtype=torch.int64, device="cpu"), thetas[0].device)
+        self.chunks = sent(torch.tensor(chunks, dtype=torch.int32, device="cpu"), thetas[0].device)
 
     def subtract_(self, v: Tensor, scale: Tensor, rate: Tensor, decay: Tensor, usable: Tensor) -> None:
         """``θ ← θ − (rate · scale · v + decay · θ)`` if ``usable``; in one launch, so for all or for none.

@@ -15,7 +15,7 @@ from .blocks import Blocks, PerTensor
 from .criteria import Criterion, c3
 from .fleet import Direction, Fleet, Heading
 from .groups import Kronecker, Structure
-from .groups.inverse_free import TIDY_EVERY, InverseFree
+from .groups.inverse_free import TIDY_EVERY, InverseFree, lower
 from .groups.whitener import Whitener
 from .noise import Noise, mix
 from .normalize import Normalization
@@ -106,7 +106,7 @@ class PSGD(BlockOptimizer):
     criterion: Criterion
     probe: Probe
     normalize: Normalization
-    cuda_graph: bool
+    cuda_graph: bool = True
     error_if_nonfinite: bool
 
     def __init__(
@@ -281,6 +281,8 @@ class PSGD(BlockOptimizer):
         return (
             self.cuda_graph
             and self._team is None
+            and self._whole is not None
+            and fleets is self._whole.fleets
             and len({fleet.device for fleet in fleets}) == 1
             and all(table and fleet.averaging for fleet, table in zip(fleets, tables, strict=True))
             and (not moved or (self._whitens_average() and len(moved) == self._filled))
@@ -308,15 +310,25 @@ class PSGD(BlockOptimizer):
         updates, _ = kind
         factors = [factor for fleet in fleets for factor in fleet.matrices]
         kept = not updates and all(factor.keeps_P() for factor in factors)
-        key = (*kind, kept, numbers, tables, torch.get_float32_matmul_precision())
-        replays(key, lambda: advance(groups, {fleets[0].device: usable_now}))
-        # Neither kernels nor recordings tell autograd, or who keeps P, that tensors have changed.
+        if not kept:  # a recording forms P of all factors, or of none
+            for factor in factors:
+                factor.forget_P()
+        dtypes = [fleet.stacks[0].like.dtype for fleet in fleets]
+        damping = tuple(self.probe.relative_damping(dtype) for dtype in dtypes)
+        low = tuple(lower(fleet.device, dtype) for fleet, dtype in zip(fleets, dtypes, strict=True))
+        # Neither kernels nor recordings tell autograd that tensors change. Before, so that an interrupt comes too late.
         torch.autograd.graph.increment_version(self._params)
         if updates:
             torch.autograd.graph.increment_version([factor.root for factor in factors])
-        else:
+        key = (*kind, kept, numbers, tables, damping, low)
+        try:
+            replays(key, lambda: advance(groups, {fleets[0].device: usable_now}))
+        except BaseException:
             for factor in factors:
-                factor.confirm_P()
+                factor.forget_P()
+            raise
+        for factor in factors if not updates else []:
+            factor.confirm_P()
 
     def _head(
         self,

@@ -21,8 +21,8 @@ WARM_UP = 2
 BRANCHES = 4
 #: numbers of a task that fills the device
 LARGE_TASK = 2**22
-#: how many recordings are kept
-MOST = 8
+#: how many recordings are kept, and how many keys are remembered
+MOST = 16
 #: the part of a device's memory that optimizer state may take; with more than that, kernels are long
 LARGE = 1 / 16
 
@@ -39,11 +39,11 @@ class Replays:
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
         self.device = device
-        self.worthwhile = nbytes < LARGE * torch.cuda.get_device_properties(device).total_memory
+        self.worthwhile = device.type == "cuda" and nbytes < LARGE * _memory(device)
         self._seen: Counter[Hashable] = Counter()
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._held: dict[str, list[tuple[Any, Tensor]]] = {}
 
     def hold(self, name: str, values: Sequence[Any], dtype: torch.dtype) -> list[Tensor]:
@@ -64,33 +64,50 @@ class Replays:
         """Call the function, or replay what it did under that key."""
         if key not in self._graphs:
             self._seen[key] += 1
-            if self._seen[key] <= WARM_UP or len(self._graphs) >= MOST or not self._record(key, function):
+            if self._seen[key] <= WARM_UP or not self._record(key, function):
+                while len(self._seen) > MOST:  # of keys that come once, as in a schedule, none is recorded
+                    del self._seen[next(iter(self._seen))]
                 function()
                 return
-        with torch.cuda.device(self.device):
-            self._graphs[key].replay()
+        graph = self._graphs[key] = self._graphs.pop(key)  # now the last to be dropped
+        with torch.cuda.device(self.device if self.device.type == "cuda" else -1):
+            graph.replay()
 
     def _record(self, key: Hashable, function: Callable[[], None]) -> bool:
+        """Whether there is a recording now. Nothing has been done yet, so if not, it can be done as usual."""
         if not self.worthwhile:
             return False
         graph = torch.cuda.CUDAGraph()
         side = self._stream  # always the same: memory belongs to a stream
+        assert side is not None
         side.wait_stream(torch.cuda.current_stream(self.device))
-        try:
-            with torch.cuda.stream(side), without_garbage_collection():
+        error: BaseException | None = None
+        with torch.cuda.stream(side), without_garbage_collection():
+            try:
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    function()
-                finally:
-                    graph.capture_end()
-        except RuntimeError as error:  # nothing has been done yet, so it can be done as usual
-            warnings.warn(f"PSGD goes on without CUDA graphs, as a step could not be recorded: {error}", stacklevel=2)
+                function()
+            except BaseException as e:
+                error = e
+            try:
+                graph.capture_end()
+            except RuntimeError as e:  # follows from the first error, if there was one
+                error = error or e
+        if error is not None:
             self.worthwhile = False
+            if not isinstance(error, RuntimeError):
+                raise error
+            warnings.warn(f"PSGD goes on without CUDA graphs, as a step could not be recorded: {error}", stacklevel=2)
             return False
         torch.cuda.current_stream(self.device).wait_stream(side)
         self._pool = graph.pool()
-        self._graphs[key] = graph
+        self._keep(key, graph)
         return True
+
+    def _keep(self, key: Hashable, graph: torch.cuda.CUDAGraph) -> None:
+        self._graphs[key] = graph
+        del self._seen[key]
+        while len(self._graphs) > MOST:
+            del self._graphs[next(iter(self._graphs))]
 
 
 def at_once(tasks: Sequence[Callable[[], T]], sizes: Sequence[int], device: torch.device) -> list[T]:
@@ -122,6 +139,10 @@ def at_once(tasks: Sequence[Callable[[], T]], sizes: Sequence[int], device: torc
 @cache
 def _sides(device: torch.device) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream(device) for _ in range(BRANCHES - 1)]
+
+
+def _memory(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 @contextmanager

@@ -62,6 +62,11 @@ class NearSymmetric(Factor):
         """Whether the ``P`` that is kept is that of today's ``Q``."""
         return self._kept is not None and self._kept[0] == self.root._version
 
+    def forget_P(self) -> None:
+        """Have it formed anew, at its place, when it is asked for."""
+        if self._kept is not None:
+            self._kept = (-1, self._kept[1])
+
     def confirm_P(self) -> None:
         """What is kept is that of today's ``Q``: it was formed without Python's knowing."""
         if self._kept is not None:
@@ -280,8 +285,9 @@ def low_dtype(v: Tensor) -> torch.dtype:
 
 
 def lower(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    rounded = dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
-    return torch.bfloat16 if rounded and device.type == "cuda" else dtype
+    # Other ways to ask for it raise, where it was set by yet another one.
+    rounded = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return torch.bfloat16 if rounded and dtype == torch.float32 else dtype
 
 
 def low(v: Tensor) -> Tensor:

@@ -115,7 +115,7 @@ class Whitener:
                 most += [math.log2(self.groups[g].limit(like.dtype))] * counts[g]
 
         def on_device(values: Sequence[float], dtype: torch.dtype = self.dtype) -> Tensor:
-            return sent(torch.tensor(values, dtype=dtype), like.device)
+            return sent(torch.tensor(values, dtype=dtype, device="cpu"), like.device)
 
         #: for each factor: its block, what it sees, whether it is the first of its block
         self.block = on_device(blocks, torch.int64)

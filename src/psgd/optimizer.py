@@ -24,7 +24,7 @@ from .real import real
 from .replay import Replays, at_once
 from .stacks import Stack, per_block
 from .state import BlockOptimizer, Whole, precise_dtype
-from .team import Divided, Team, is_divided, local, local_of
+from .team import Divided, Team, is_divided, local, local_of, several_ranks
 
 #: moves all parameters, by the numbers of the param groups, where a step is usable
 Advance = Callable[[Sequence[Mapping[str, Any]], usable.Flags], None]
@@ -190,7 +190,9 @@ class PSGD(BlockOptimizer):
             start.restore()
             raise
         del start
-        flags = usable.finite(evaluation.loss, map(local, grads.values()))
+        # A loss is that of a rank's own data; gradients are the same on all ranks, which must not part ways.
+        loss = None if self._team is None and several_ranks() else evaluation.loss
+        flags = usable.finite(loss, map(local, grads.values()))
         flags += [flag for group in self.param_groups if (flag := options.rate_is_usable(group["lr"])) is not None]
         ok = usable.agree(flags, self._skipped)
         if self._team is not None:

@@ -7,6 +7,7 @@ measures how the gradients change.
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from . import batched
 from .batched import WHO
 from .real import like, real
 from .tangent import largest
-from .team import local
+from .team import average_, is_divided, local, several_ranks
 
 Closure = Callable[[], Any]
 #: standard normal numbers of the shape and dtype of ``real(parameter)``, for the parameter at a position
@@ -50,6 +51,9 @@ class Probe(ABC):
             raise ValueError(f"damping={damping!r}: {type(self).__name__} wants a number in [0, 1), or None")
         self.damping = damping
 
+    #: ranks that gradients are averaged over, where the probe finds them by itself
+    group: Any = None
+    _warned = False
     #: whether ``step`` must be given a closure
     needs_closure: bool = True
     #: what PSGD takes where it is not told otherwise
@@ -69,6 +73,24 @@ class Probe(ABC):
             noise: random numbers for them
             start: the gradients as they were before the step
         """
+
+    def average_(self, evaluation: Evaluation) -> None:
+        """Take the means of gradients and of their changes over the ranks of a group.
+
+        For probes that find gradients by themselves: nobody else, such as ``DistributedDataParallel``, sees those.
+        """
+        if self.group is None:
+            if several_ranks() and not self._warned:
+                self._warned = True
+                name = type(self).__name__
+                warnings.warn(
+                    f"{name} finds gradients by itself, so those of several ranks are not averaged; "
+                    f"{name}(…, group=torch.distributed.group.WORLD) averages them",
+                    stacklevel=2,
+                )
+            return
+        average_([g for g in evaluation.grads if g is not None], self.group)
+        average_([dgrad for _, dgrad in evaluation.pairs.values()], self.group)
 
     def damp(self, dtheta: Tensor, dgrad: Tensor) -> tuple[Tensor, Tensor]:
         """``δg + damping · ‖δg‖ / ‖δθ‖ · δθ``, block by block of a stack: as if ``H`` were a little larger.
@@ -91,7 +113,7 @@ class Probe(ABC):
         options = ", ".join(
             f"{k}={v if not isinstance(v, nn.Module) else type(v).__name__}"
             for k, v in vars(self).items()
-            if v is not None and not (k == "batched" and v is False)
+            if v is not None and not (k == "batched" and v is False) and k not in ("group", "_warned")
         )
         return f"{type(self).__name__}({options})"
 
@@ -197,6 +219,7 @@ class FiniteDifference(Probe):
         batched: evaluate both gradients at once, by ``torch.func.vmap``, for hardware that a single evaluation leaves
             idle. The closure then only returns the loss, and reaches all parameters through ``module``; ``θ`` is not
             touched, and nothing is written to ``.grad``.
+        group: with ``batched``, the process group that gradients are averaged over
         damping: see ``Probe``
     """
 
@@ -206,9 +229,13 @@ class FiniteDifference(Probe):
         *,
         module: nn.Module | None = None,
         batched: bool = False,
+        group: Any = None,
         damping: float | None = None,
     ) -> None:
         super().__init__(damping)
+        if group is not None and not batched:
+            raise ValueError("group: only FiniteDifference(batched=True) wants one; else backward() averages gradients")
+        self.group = group
         if std is not None and not (isinstance(std, (int, float)) and 0 < std < float("inf")):
             raise ValueError(f"std={std!r}: FiniteDifference wants a positive number, or None")
         if module is not None and not isinstance(module, nn.Module):
@@ -284,17 +311,22 @@ class FiniteDifference(Probe):
         self, closure: Closure, params: Sequence[Tensor], moved: Sequence[int], noise: Noise, start: Gradients
     ) -> Evaluation:
         assert self.module is not None
+        _check_whole(params, WHO)
         moved = [i for i in moved if params[i].requires_grad]
         if not moved:
             loss = evaluate_forward(closure, start, WHO)
-            return Evaluation(loss.detach(), batched.gradients(loss, params))
+            result = Evaluation(loss.detach(), batched.gradients(loss, params))
+            self.average_(result)
+            return result
         thetas = {i: real(params[i].detach()) for i in moved}
         beside = {i: torch.add(theta, noise(i), alpha=self._std(theta)) for i, theta in thetas.items()}
         start.hide()
         try:
-            return Evaluation(*batched.measure(closure, self.module, params, beside))
+            result = Evaluation(*batched.measure(closure, self.module, params, beside))
         finally:
             start.restore()
+        self.average_(result)
+        return result
 
 
 class HessianVector(Probe):
@@ -304,13 +336,20 @@ class HessianVector(Probe):
     written. Every operation of the model must be twice differentiable.
 
     Args:
+        group: the process group that gradients are averaged over. ``DistributedDataParallel`` would not do it: let the
+            closure call the module inside of it.
         damping: see ``Probe``
     """
+
+    def __init__(self, *, group: Any = None, damping: float | None = None) -> None:
+        super().__init__(damping)
+        self.group = group
 
     def __call__(
         self, closure: Closure | None, params: Sequence[Tensor], moved: Iterable[int], noise: Noise, start: Gradients
     ) -> Evaluation:
         assert closure is not None
+        _check_whole(params, "HessianVector")
         loss = evaluate_forward(closure, start, "HessianVector")
         used = [i for i, p in enumerate(params) if p.requires_grad]
         moved = set(moved)
@@ -324,6 +363,7 @@ class HessianVector(Probe):
         result = Evaluation(loss.detach(), [None if g is None else g.detach() for g in grads])
         moved = [i for i in sorted(moved) if grads[i] is not None]
         if not moved:
+            self.average_(result)
             return result
         dthetas = [noise(i) for i in moved]
         # A gradient that is constant has no graph, and changes nothing.
@@ -340,6 +380,7 @@ class HessianVector(Probe):
             )
         for i, dtheta, product in zip(moved, dthetas, products, strict=True):
             result.pairs[i] = (dtheta, torch.zeros_like(dtheta) if product is None else real(product.detach()))
+        self.average_(result)
         return result
 
 
@@ -378,6 +419,14 @@ class Whitening(Probe):
             start.save()
             loss = evaluate_backward(closure, params, "Whitening")
         return Evaluation(loss, [p.grad for p in params])
+
+
+def _check_whole(params: Iterable[Tensor], who: str) -> None:
+    if any(is_divided(p) for p in params):
+        raise ValueError(
+            f"params: ranks hold only parts of them; {who} wants whole ones (FiniteDifference(), whose closure calls "
+            "backward, and Whitening() take both)"
+        )
 
 
 def _name(value: object) -> str:

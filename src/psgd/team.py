@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,6 +55,20 @@ def _slices(t: Tensor) -> tuple[slice, ...]:
     return tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
 
 
+def several_ranks() -> bool:
+    """Whether this is one of several processes."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def average_(tensors: Iterable[Tensor], group: Any) -> None:
+    """Replace tensors by their means over the ranks of a group."""
+    tensors = list(tensors)
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+    for work in works:
+        work.wait()
+    torch._foreach_div_(tensors, dist.get_world_size(group))
+
+
 class Team:
     """The ranks of a process group.
 
@@ -96,12 +110,6 @@ class Team:
         total = values.to(self.device, copy=True)
         dist.all_reduce(total, group=self.group)
         return total.to(values.device)
-
-    def average_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors by their means over the ranks."""
-        for tensor in tensors:
-            dist.all_reduce(tensor, group=self.group)
-            tensor.div_(self.size)
 
     def same(self, what: str, value: Any, advice: str) -> None:
         """Raise on all ranks unless all have the same value, told by its ``repr``; the host waits for it."""

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.flop_counter import FlopCounterMode
 
-from psgd import PSGD, HessianVector
+from psgd import PSGD, FiniteDifference, HessianVector, Whitening
+from psgd.probes import Probe
 
 BATCH = 12
 
@@ -30,9 +38,10 @@ def batch(step: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def wrapped(model: nn.Sequential, kind: str) -> tuple[nn.Module, dict[str, Any]]:
     """The model as users wrap it, and what the optimizer has to be told."""
-    size = dist.get_world_size() if dist.is_initialized() else 1
     if kind == "alone":
         return model, {}
+    size = dist.get_world_size()
+    torch.manual_seed(100 + dist.get_rank())  # nobody may count on a common seed
     if kind.startswith("ddp"):
         views = kind == "ddp, views"
         shard = {"shard": dist.group.WORLD} if kind == "ddp, shared" else {}
@@ -41,10 +50,11 @@ def wrapped(model: nn.Sequential, kind: str) -> tuple[nn.Module, dict[str, Any]]
         mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("copies", "parts"))
     else:
         mesh = init_device_mesh("cpu", (size,))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if kind == "fsdp, bf16" else MixedPrecisionPolicy()
     for layer in model:
         if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
     return model, {}
 
 
@@ -53,13 +63,25 @@ def train(
 ) -> dict[str, Any]:
     """Train, and return the whole parameters and what the optimizer keeps here."""
     model, more = wrapped(model_of(dtype), kind)
+    if options["probe"] in ("exact", "batched"):
+        options["probe"] = probe_by_itself(options["probe"], model)
     optimizer = PSGD(model.parameters(), **options, **more)
     go(model, optimizer, dtype, first, first + steps)
     return result(model, optimizer)
 
 
+def probe_by_itself(name: str, model: nn.Module) -> Probe:
+    group = dist.group.WORLD if dist.is_initialized() else None
+    if name == "exact":
+        return HessianVector(group=group)
+    return FiniteDifference(std=1e-3, module=getattr(model, "module", model), batched=True, group=group)
+
+
 def go(model: nn.Module, optimizer: PSGD, dtype: torch.dtype, first: int, last: int) -> None:
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    by_itself = isinstance(optimizer.probe, HessianVector) or getattr(optimizer.probe, "batched", False)
+    if by_itself:  # the probe finds the gradients
+        model = getattr(model, "module", model)
     for step in range(first, last):
         x, y = (t.chunk(size)[rank] for t in batch(step, dtype))
 
@@ -72,7 +94,7 @@ def go(model: nn.Module, optimizer: PSGD, dtype: torch.dtype, first: int, last: 
             loss.backward()
             return loss
 
-        optimizer.step(loss_of if isinstance(optimizer.probe, HessianVector) else closure)
+        optimizer.step(loss_of if by_itself else closure)
 
 
 def result(model: nn.Module, optimizer: PSGD) -> dict[str, Any]:
@@ -85,3 +107,176 @@ def result(model: nn.Module, optimizer: PSGD) -> dict[str, Any]:
         },
         "bytes": sum(v.nbytes for entries in optimizer.state.values() for v in entries.values()),
     }
+
+
+def saved(kind: str, dtype: torch.dtype, steps: int, directory: str, **options: Any) -> dict[str, Any]:
+    """Train and save a checkpoint."""
+    model, more = wrapped(model_of(dtype), kind)
+    optimizer = PSGD(model.parameters(), **options, **more)
+    go(model, optimizer, dtype, 0, steps)
+    save(model, optimizer, directory)
+    return result(model, optimizer)
+
+
+def resumed(kind: str, dtype: torch.dtype, first: int, last: int, directory: str, **options: Any) -> dict[str, Any]:
+    """Load a checkpoint into a new model and optimizer, and train on."""
+    model, more = wrapped(model_of(dtype), kind)
+    optimizer = PSGD(model.parameters(), **options, **more)
+    load(model, optimizer, directory)
+    go(model, optimizer, dtype, first, last)
+    return result(model, optimizer)
+
+
+def resumed_and_saved(
+    kind: str, dtype: torch.dtype, first: int, last: int, directory: str, target: str, **options: Any
+) -> None:
+    model, more = wrapped(model_of(dtype), kind)
+    optimizer = PSGD(model.parameters(), **options, **more)
+    load(model, optimizer, directory)
+    go(model, optimizer, dtype, first, last)
+    save(model, optimizer, target)
+
+
+def save(model: nn.Module, optimizer: PSGD, directory: str) -> None:
+    params, state = get_state_dict(model, optimizer)
+    checkpoint.save({"model": params, "optimizer": state}, checkpoint_id=directory)
+
+
+def load(model: nn.Module, optimizer: PSGD, directory: str) -> None:
+    params, state = get_state_dict(model, optimizer)
+    checkpoint.load({"model": params, "optimizer": state}, checkpoint_id=directory)
+    set_state_dict(model, optimizer, model_state_dict=params, optim_state_dict=state)
+
+
+def one_without_a_gradient(kind: str) -> None:
+    model, more = wrapped(model_of(torch.float64), kind)
+    optimizer = PSGD(model.parameters(), probe=Whitening(), lr=0.01, **more)
+    go(model, optimizer, torch.float64, 0, 1)
+    if dist.get_rank() == 1:
+        next(model.parameters()).grad = None
+    optimizer.step()
+
+
+def other_models(kind: str) -> None:
+    torch.manual_seed(0)
+    PSGD([torch.zeros(3, 4 + dist.get_rank(), requires_grad=True)], shard=dist.group.WORLD)
+
+
+def another_mesh() -> None:
+    model, _ = wrapped(model_of(torch.float64), "fsdp")
+    groups = [dist.new_group([0, 1]), dist.new_group([2])]
+    PSGD(model.parameters(), shard=groups[dist.get_rank() == 2])
+
+
+def two_meshes() -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    other = init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
+    params = [distribute_tensor(torch.zeros(4, 4), mesh, [Shard(0)]), distribute_tensor(torch.zeros(4, 4), other)]
+    PSGD([p.requires_grad_() for p in params])
+
+
+def checkpoint_of_another_model(kind: str) -> None:
+    """Only one rank has the block that does not fit."""
+    model, more = wrapped(model_of(torch.float64), kind)
+    optimizer = PSGD(model.parameters(), probe=Whitening(), lr=0.01, **more)
+    state = optimizer.state_dict()
+    if dist.get_rank() == 0:
+        name, entries = next((k, v) for k, v in state["state"].items() if any(n.startswith("Q") for n in v))
+        state["state"][name] = {n: v[..., :1] if n.startswith("Q") else v for n, v in entries.items()}
+    optimizer.load_state_dict(state)
+
+
+def columns(steps: int, **options: Any) -> dict[str, Any]:
+    """Parameters divided along other axes, as for tensor parallelism, and one that is not divided at all."""
+    dtype = torch.float64
+    model = model_of(dtype)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for k, layer in enumerate(m for m in model if isinstance(m, nn.Linear)):
+        if k < 2:
+            weight = distribute_tensor(layer.weight.detach(), mesh, [Shard(1 - k)])
+            layer.weight = nn.Parameter(weight)
+    optimizer = PSGD(model.parameters(), **options)
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step)
+        for p in model.parameters():
+            grad = torch.randn(p.shape, generator=generator, dtype=dtype)
+            p.grad = distribute_tensor(grad, p.device_mesh, p.placements) if isinstance(p, DTensor) else grad
+        optimizer.step()
+    return result(model, optimizer)
+
+
+def columns_alone(steps: int, **options: Any) -> dict[str, Any]:
+    model = model_of(torch.float64)
+    optimizer = PSGD(model.parameters(), **options)
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step)
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+        optimizer.step()
+    return result(model, optimizer)
+
+
+def killed_while_others_wait(rank: int, directory: str) -> None:
+    """One rank dies in the middle of a step; the others are to notice."""
+    model, more = wrapped(model_of(torch.float64), "ddp, shared")
+    optimizer = PSGD(model.parameters(), probe=Whitening(), lr=0.01, **more)
+    go(model, optimizer, torch.float64, 0, 2)
+    save(model, optimizer, directory)
+    if dist.get_rank() == rank:
+        optimizer._head = lambda *_: os._exit(1)  # type: ignore[method-assign]
+    go(model, optimizer, torch.float64, 2, 4)
+
+
+def shares(kind: str, **options: Any) -> tuple[int, int]:
+    """Bytes of optimizer state, and the products counted in a step, on this rank; for sixteen layers."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(24, 24, bias=False) for _ in range(16)]
+    model, more = wrapped(nn.Sequential(*layers), kind)
+    optimizer = PSGD(model.parameters(), **options, **more)
+    model(torch.randn(4, 24)).square().mean().backward()
+    counter = FlopCounterMode(display=False)
+    with counter:
+        optimizer.step()
+    nbytes = sum(
+        v.nbytes for entries in optimizer.state.values() for k, v in entries.items() if k not in ("step", "skipped")
+    )
+    return nbytes, counter.get_total_flops()
+
+
+def copies() -> list[str]:
+    """What copying a shared optimizer is answered with."""
+    optimizer = PSGD([torch.zeros(2, 2, requires_grad=True)], probe=Whitening(), shard=dist.group.WORLD)
+    return [answer_to(copied, optimizer) for copied in (copy.deepcopy, pickle.dumps)]
+
+
+def answer_to(function: Callable[[PSGD], Any], optimizer: PSGD) -> str:
+    try:
+        function(optimizer)
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def accumulated(kind: str, steps: int, **options: Any) -> dict[str, Any]:
+    """Each rank's part of a mini-batch in two pieces; only the second backward pass is averaged over the ranks."""
+    dtype = torch.float64
+    model, more = wrapped(model_of(dtype), kind)
+    optimizer = PSGD(model.parameters(), **options, **more)
+    for step in range(steps):
+        x, y = (t.chunk(dist.get_world_size())[dist.get_rank()] for t in batch(step, dtype))
+
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+            optimizer.zero_grad()
+            first, second = ((model, *pair) for pair in zip(x.chunk(2), y.chunk(2), strict=True))
+            with model.no_sync():
+                half_loss(*first).backward()
+            loss = half_loss(*second)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    return result(model, optimizer)
+
+
+def half_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return (model(x) - y).square().mean() / 2

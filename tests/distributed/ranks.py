@@ -36,27 +36,39 @@ class Ranks:
             process.start()
             self.pipes.append(mine)
             self.processes.append(process)
+        self.place = tempfile.TemporaryDirectory()
 
-    def run(self, size: int, job: Callable[..., Any], *args: Any, timeout: float = 20.0, **options: Any) -> list[Any]:
+    def run(self, size: int, job: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
         """The job's results on ``size`` ranks of one process group."""
-        with tempfile.TemporaryDirectory() as directory:
-            store = str(Path(directory) / "store")
-            for rank in range(size):
-                self.pipes[rank].send((rank, size, store, timeout, job, args, options))
-            answers = {}
-            for rank in range(size):
-                if not self.pipes[rank].poll(SECONDS):
-                    self.close()
-                    raise TimeoutError(f"rank {rank} has been waiting for {SECONDS} s")
-                answers[rank] = self.pipes[rank].recv()
+        self.meet()
+        for rank in range(size):
+            self.send(rank, size, job, *args, **options)
+        answers = {rank: self.receive(rank) for rank in range(size)}
         errors = {rank: value for rank, (good, value) in answers.items() if not good}
         if errors:
             raise FailedOnRanksError(errors)
         return [answers[rank][1] for rank in range(size)]
 
+    def meet(self) -> None:
+        """Where the ranks of the next job find each other."""
+        self.place.cleanup()
+        self.place = tempfile.TemporaryDirectory()
+
+    def send(self, rank: int, size: int, job: Callable[..., Any], *args: Any, timeout: float = 20, **options: Any):
+        self.pipes[rank].send((rank, size, str(Path(self.place.name) / "store"), timeout, job, args, options))
+
+    def receive(self, rank: int) -> tuple[bool, Any]:
+        """Whether all went well, and the result, or else the error."""
+        if not self.pipes[rank].poll(SECONDS):
+            self.close()
+            raise TimeoutError(f"rank {rank} has not answered for {SECONDS} s")
+        answer: tuple[bool, Any] = self.pipes[rank].recv()
+        return answer
+
     def close(self) -> None:
         for process in self.processes:
             process.kill()
+        self.place.cleanup()
 
 
 def _serve(pipe: Connection) -> None:

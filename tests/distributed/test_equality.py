@@ -75,3 +75,54 @@ def test_single_precision(ranks, kind):
 
 def test_gradients_in_buckets(ranks):
     check(ranks, 2, "ddp, views", probe=PROBES["difference"], steps=20)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "ddp, shared"])
+@pytest.mark.parametrize("probe", ["exact", "batched"])
+def test_probes_that_find_gradients_by_themselves(ranks, kind, probe):
+    check(ranks, 2, kind, probe=probe, steps=20)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_parameters_divided_along_any_axis(ranks, size):
+    options = {"lr": 0.02, "probe": Whitening(), "weight_decay": 0.1}
+    one = jobs.columns_alone(30, **options)["params"]
+    for result in ranks.run(size, jobs.columns, 30, **options):
+        for mine, expected in zip(result["params"], one, strict=True):
+            assert torch.linalg.vector_norm(mine - expected) <= 1e-10 * expected.norm()
+
+
+def test_memory_and_work_are_divided(ranks):
+    """By about the number of ranks: no rank has more than one and a half times its part."""
+    options = {"lr": 0.02, "probe": Whitening()}
+    (alone,) = ranks.run(1, jobs.shares, "ddp, shared", **options)
+    for size in (2, 4):
+        for kind in ("ddp, shared", "fsdp"):
+            for nbytes, flops in ranks.run(size, jobs.shares, kind, **options):
+                assert nbytes <= 1.5 * alone[0] / size
+                assert flops <= 1.5 * alone[1] / size
+
+
+@pytest.mark.parametrize("kind", ["ddp", "ddp, shared"])
+@pytest.mark.parametrize("probe", PROBES)
+def test_accumulation_without_averaging_in_between(ranks, kind, probe):
+    options = {"lr": 0.02, "precond_lr": 0.1, "probe": PROBES[probe]}
+    one = jobs.train("alone", torch.float64, 20, **options)["params"]
+    for result in ranks.run(3, jobs.accumulated, kind, 20, **options):
+        for mine, expected in zip(result["params"], one, strict=True):
+            assert torch.linalg.vector_norm(mine - expected) <= 1e-10 * expected.norm()
+
+
+@pytest.mark.parametrize("probe", [Whitening(), FiniteDifference(std=0.1)], ids=str)
+def test_mixed_precision(ranks, probe):
+    """Gradients of bfloat16 are not those of float32, but the ranks agree, and it trains."""
+    options = {"lr": 0.02, "precond_lr": 0.1, "probe": probe}
+    first, *others = ranks.run(2, jobs.train, "fsdp, bf16", torch.float32, 40, **options)
+    start = jobs.model_of(torch.float32)
+    x, y = jobs.batch(1000, torch.float32)
+    model = jobs.model_of(torch.float32)
+    for p, trained in zip(model.parameters(), first["params"], strict=True):
+        p.data.copy_(trained)
+    assert (model(x) - y).square().mean() < 0.7 * (start(x) - y).square().mean()
+    for other in others:
+        assert all(map(torch.equal, first["params"], other["params"]))

@@ -144,7 +144,7 @@ class BlockOptimizer(Optimizer):
             self._made_for.append(checks.kind(p))
             self.state[p].update(step=self._clock, skipped=self._skip_count(p.device))
             self._entries.append(self.state[p])
-        for block, dtype, device in self._share(divided, group["update_every"]):
+        for block, dtype, device in self._share(divided, group):
             self._filled += len(block.params)
             if not self.preconditioner.inverts:
                 kernels.prepare(device, dtype, lower(device, dtype))
@@ -162,15 +162,17 @@ class BlockOptimizer(Optimizer):
         self._stacks = self._whole = None
 
     def _share(
-        self, divided: Sequence[tuple[Block, torch.dtype, torch.device]], update_every: int
+        self, divided: Sequence[tuple[Block, torch.dtype, torch.device]], numbers: Mapping[str, Any]
     ) -> list[tuple[Block, torch.dtype, torch.device]]:
-        """Say which rank has which block, and return those of this rank."""
+        """Say which rank has which block, as ``plan`` does, and return those of this rank."""
         if self._team is None:
             return list(divided)
         costs = []
         for block, dtype, _ in divided:
             group = self.preconditioner.init(block.shape, dtype=dtype, device="meta")
-            costs.append(cost(sum(group.flops(update_every)), group.nbytes() + block.numel * dtype.itemsize))
+            average = Stack.new_average(block.shape, self._dtype_of(block), torch.device("meta"))
+            kept = sum(v.nbytes for v in average.values()) if numbers["momentum"] > 0 else 0
+            costs.append(cost(sum(group.flops(numbers["update_every"])), group.nbytes() + kept))
         owners = assign(costs, len(self._busy), self._busy)
         for (block, _, _), each, owner in zip(divided, costs, owners, strict=True):
             self._busy[owner] += each

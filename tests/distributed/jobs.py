@@ -280,3 +280,9 @@ def accumulated(kind: str, steps: int, **options: Any) -> dict[str, Any]:
 
 def half_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return (model(x) - y).square().mean() / 2
+
+
+def owners(kind: str, **options: Any) -> dict[int, int]:
+    """Which rank has the block of which parameter."""
+    model, more = wrapped(model_of(torch.float32), kind)
+    return PSGD(model.parameters(), **options, **more)._owners

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from psgd import Dense, Diagonal, FiniteDifference, Joint, Kronecker, LowRank, Whitening
+from psgd import Dense, Diagonal, FiniteDifference, Joint, Kronecker, LowRank, Whitening, plan
 
 from . import jobs
 from .ranks import Ranks
@@ -126,3 +126,12 @@ def test_mixed_precision(ranks, probe):
     assert (model(x) - y).square().mean() < 0.7 * (start(x) - y).square().mean()
     for other in others:
         assert all(map(torch.equal, first["params"], other["params"]))
+
+
+@pytest.mark.parametrize("kind", ["ddp, shared", "fsdp"])
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.0}, {"preconditioner": Diagonal(), "update_every": 5}], ids=str)
+def test_the_owners_are_those_of_the_plan(ranks, kind, options):
+    momentum = options.get("momentum", 0.9) > 0
+    planned = plan(jobs.model_of(torch.float32), world_size=3, **{**options, "momentum": momentum})
+    for owners in ranks.run(3, jobs.owners, kind, probe=Whitening(), **options):
+        assert [owners[i] for i in range(6)] == [block.owner for block in planned.blocks]

@@ -185,7 +185,7 @@ class PSGD(BlockOptimizer):
             evaluation = self.probe(closure, self._params, moved, noise_here, start)
             grads = checks.gradients(self._made_for, evaluation.grads, self._name)
             if self.error_if_nonfinite:
-                checks.finite(evaluation.loss, grads, now, self._name)
+                self._demand_finite(evaluation.loss, grads, now)
         except BaseException:
             start.restore()
             raise
@@ -220,6 +220,17 @@ class PSGD(BlockOptimizer):
                 advance(self.param_groups, ok)
         self._clock += 1
         return evaluation.loss
+
+    def _demand_finite(self, loss: Any, grads: Mapping[int, Tensor], step: int) -> None:
+        error: Exception | None = None
+        try:
+            checks.finite(loss, {i: local(grad) for i, grad in grads.items()}, step, self._name)
+        except FloatingPointError as e:
+            error = e
+        if self._team is not None:
+            self._team.together(error, f"step {step}")
+        elif error is not None:
+            raise error
 
     def _collect(
         self, team: Team, grads: dict[int, Tensor], pairs: dict[int, tuple[Tensor, Tensor]]

@@ -159,7 +159,7 @@ class BlockOptimizer(Optimizer):
                 state.update({name: buffer[0] for name, buffer in Q.buffers().items()})
             if group["momentum"] > 0 and "momentum" not in state:
                 state.update(Stack.new_average(block.shape, self._dtype_of(block), device))
-        self._stacks = self._whole = None
+        self._stacks = self._whole = self._parts = None
 
     def _share(
         self, divided: Sequence[tuple[Block, torch.dtype, torch.device]], numbers: Mapping[str, Any]

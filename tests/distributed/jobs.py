@@ -286,3 +286,29 @@ def owners(kind: str, **options: Any) -> dict[int, int]:
     """Which rank has the block of which parameter."""
     model, more = wrapped(model_of(torch.float32), kind)
     return PSGD(model.parameters(), **options, **more)._owners
+
+
+def a_bad_gradient_on_one_rank(kind: str, error_if_nonfinite: bool) -> tuple[bool, int]:
+    """Whether parameters moved, and how many steps were skipped."""
+    model, more = wrapped(model_of(torch.float64), kind)
+    optimizer = PSGD(model.parameters(), probe=Whitening(), lr=0.01, error_if_nonfinite=error_if_nonfinite, **more)
+    go(model, optimizer, torch.float64, 0, 2)
+    before = result(model, optimizer)["params"]
+    if dist.get_rank() == 1:
+        last = list(model.parameters())[-2].grad
+        (last.to_local() if isinstance(last, DTensor) else last).fill_(torch.nan)
+    optimizer.step()
+    after = result(model, optimizer)["params"]
+    return not all(map(torch.equal, before, after)), int(optimizer.state[next(model.parameters())]["skipped"])
+
+
+def a_group_added_later(kind: str, steps: int, **options: Any) -> dict[str, Any]:
+    """Only the first layers are trained at first."""
+    dtype = torch.float64
+    model, more = wrapped(model_of(dtype), kind)
+    params = list(model.parameters())
+    optimizer = PSGD(params[:4], **options, **more)
+    go(model, optimizer, dtype, 0, steps)
+    optimizer.add_param_group({"params": params[4:], "lr": 0.01})
+    go(model, optimizer, dtype, steps, 2 * steps)
+    return result(model, optimizer)

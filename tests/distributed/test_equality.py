@@ -135,3 +135,12 @@ def test_the_owners_are_those_of_the_plan(ranks, kind, options):
     planned = plan(jobs.model_of(torch.float32), world_size=3, **{**options, "momentum": momentum})
     for owners in ranks.run(3, jobs.owners, kind, probe=Whitening(), **options):
         assert [owners[i] for i in range(6)] == [block.owner for block in planned.blocks]
+
+
+@pytest.mark.parametrize("kind", ["ddp, shared", "fsdp"])
+def test_parameters_that_join_later(ranks, kind):
+    options = {"lr": 0.02, "probe": Whitening()}
+    one = jobs.a_group_added_later("alone", 10, **options)["params"]
+    for result in ranks.run(2, jobs.a_group_added_later, kind, 10, **options):
+        for mine, expected in zip(result["params"], one, strict=True):
+            assert torch.linalg.vector_norm(mine - expected) <= 1e-10 * expected.norm()

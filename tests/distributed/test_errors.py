@@ -28,6 +28,13 @@ def test_a_parameter_without_a_gradient_on_one_rank(ranks, kind):
         assert "not the same on all 3 ranks" in error
 
 
+@pytest.mark.parametrize("kind", ["ddp, shared", "fsdp"])
+def test_a_gradient_that_is_not_finite_on_one_rank(ranks, kind):
+    assert ranks.run(2, jobs.a_bad_gradient_on_one_rank, kind, False) == [(False, 1)] * 2
+    errors = fails(ranks, 2, "is not finite", jobs.a_bad_gradient_on_one_rank, kind, True)
+    assert "failed on another rank" in errors[0]
+
+
 def test_other_models_on_other_ranks(ranks):
     fails(ranks, 2, "build the same model on every rank", jobs.other_models, "ddp")
 

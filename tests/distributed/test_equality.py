@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from psgd import Dense, Diagonal, FiniteDifference, HessianVector, Joint, Kronecker, LowRank, Whitening
+from psgd import Dense, Diagonal, FiniteDifference, Joint, Kronecker, LowRank, Whitening
 
 from . import jobs
 from .ranks import Ranks

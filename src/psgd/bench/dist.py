@@ -32,7 +32,7 @@ STYLES = {PLAIN: (BASELINE, "-"), SHARED: (OURS, "-"), FSDP: ("tab:green", "--")
 
 #: for a GPU, for a CPU, and for a first look; 16 windows of text in all, however many processes there are
 LARGE = Shape(layers=12, heads=12, width=768, context=256, batch=16, dropout=0.0)
-SMALL = Shape(layers=4, heads=4, width=192, context=32, batch=16, dropout=0.0)
+SMALL = Shape(layers=4, heads=4, width=128, context=32, batch=16, dropout=0.0)
 TINY = Shape(layers=2, heads=2, width=64, context=16, batch=16, dropout=0.0)
 VOCABULARY = 512
 
@@ -66,11 +66,11 @@ def work(*, kind: str, size: int, shape: Shape, device: str, repeat: int) -> Ite
                 rows.append(row)
     yield {
         "processes": size,
+        "parameters": rows[0]["parameters"],
+        ALL: sum(row["bytes"] for row in rows),
+        MOST: max(row["bytes"] for row in rows),
         STEP: max(row[STEP] for row in rows),
         OPTIMIZER: max(row[OPTIMIZER] for row in rows),
-        "parameters": rows[0]["parameters"],
-        MOST: max(row["bytes"] for row in rows),
-        ALL: sum(row["bytes"] for row in rows),
     }
 
 
@@ -146,7 +146,7 @@ def tasks(plan: Plan) -> list[Task]:
     """On GPUs as many processes as there are."""
     sizes = [size for size in SIZES if size <= torch.cuda.device_count()] if plan.cuda else SIZES
     shape = TINY if plan.quick else LARGE if plan.cuda else SMALL
-    settings = {"shape": shape, "device": plan.device, "repeat": 5 if plan.quick else 20}
+    settings = {"shape": shape, "device": plan.device, "repeat": 5 if plan.quick else 10}
     return [
         Task(_label(kind, size), work, {"kind": kind, "size": size, **settings}, plan.limit or 300.0)
         for kind in STYLES
@@ -186,6 +186,8 @@ def draw(outcomes: Sequence[Outcome]) -> Picture:
         lines(panel, curves, STYLES, base=2)
         sizes = sorted({int(x) for points in curves.values() for x, _ in points})
         panel.set_xticks(sizes, [str(n) for n in sizes])
+        panel.set_yscale("linear")
+        panel.set_ylim(0)
         panel.set_title(title)
         panel.set_xlabel("processes")
         panel.set_ylabel(unit)

@@ -19,13 +19,13 @@ from .groups.inverse_free import TIDY_EVERY, InverseFree, lower
 from .groups.whitener import Whitener
 from .noise import Noise, mix
 from .normalize import Normalization
-from .probes import FiniteDifference, Gradients, Probe, Whitening
+from .probes import Evaluation, FiniteDifference, Gradients, Probe, Whitening
 from .real import real
 from .replay import Replays, at_once
 from .shared import SharedOptimizer
 from .stacks import Stack, per_block
 from .state import Whole
-from .team import local, local_of, several_ranks
+from .team import aligned, local, local_of, several_ranks
 
 #: moves all parameters, by the numbers of the param groups, where a step is usable
 Advance = Callable[[Sequence[Mapping[str, Any]], usable.Flags], None]
@@ -169,10 +169,14 @@ class PSGD(SharedOptimizer):
             closure: evaluates the model and returns the loss. ``FiniteDifference`` wants an ordinary one, which calls
                 ``backward``; ``HessianVector`` one that does not; ``Whitening`` needs none.
         """
-        self._check_before(closure)
+        error: Exception | None = None
+        try:
+            self._check_before(closure)
+        except Exception as e:
+            if self._team is None:
+                raise
+            error = e
         now = int(self._clock)
-        due = [options.is_due(group, now) for group in self.param_groups]
-        moved = [i for i, kind in enumerate(self._made_for) if due[self._group_of[i]] and 0 not in kind[0]]
         draw = Noise(now)
         start = Gradients(self._params)
 
@@ -182,17 +186,34 @@ class PSGD(SharedOptimizer):
         def noise_here(i: int) -> Tensor:
             return local_of(noise(i), self._params[i])
 
+        filled = [i for i, kind in enumerate(self._made_for) if 0 not in kind[0]]
+        evaluation = Evaluation(None, [])
+        grads: dict[int, Tensor] = {}
+        moved: list[int] = []
         try:
-            evaluation = self.probe(closure, self._params, moved, noise_here, start)
-            grads = checks.gradients(self._made_for, evaluation.grads, self._name)
+            if error is None:
+                due = [options.is_due(group, now) for group in self.param_groups]
+                moved = [i for i in filled if due[self._group_of[i]]]
+                evaluation = self.probe(closure, self._params, moved, noise_here, start)
+                grads = checks.gradients(self._made_for, evaluation.grads, self._name)
+        except BaseException as e:
+            start.restore()
+            if self._team is None or not isinstance(e, Exception):
+                raise
+            error = e
+        # A loss is that of a rank's own data; gradients are the same on all ranks, which must not part ways.
+        loss = None if self._team is None and several_ranks() else evaluation.loss
+        try:
+            if self._team is not None:
+                self._agree(self._team, error, grads, evaluation.pairs)
+                grads = {i: aligned(grad, self._params[i]) for i, grad in sorted(grads.items())}
             if self.error_if_nonfinite:
-                self._demand_finite(evaluation.loss, grads, now)
+                self._demand_finite(loss, grads, now)
         except BaseException:
             start.restore()
             raise
         del start
-        # A loss is that of a rank's own data; gradients are the same on all ranks, which must not part ways.
-        loss = None if self._team is None and several_ranks() else evaluation.loss
+        all_due = len(moved) == len(filled)
         flags = usable.finite(loss, map(local, grads.values()))
         flags += [flag for group in self.param_groups if (flag := options.rate_is_usable(group["lr"])) is not None]
         ok = usable.agree(flags, self._skipped)
@@ -209,7 +230,7 @@ class PSGD(SharedOptimizer):
                 fleet.average_(grads, fleet.number(self.param_groups, "momentum"), ok[fleet.device])
 
             def advance(groups: Sequence[Mapping[str, Any]], ok: usable.Flags) -> None:
-                headings = [self._head(fleet, grads, moved, noise, ok[fleet.device], tidy) for fleet in fleets]
+                headings = [self._head(fleet, grads, moved, all_due, noise, ok[fleet.device], tidy) for fleet in fleets]
                 for whole, rows, part in partial:
                     whole.put_back_(rows, part)
                 self._move(fleets, headings, grads, groups, ok)
@@ -312,6 +333,7 @@ class PSGD(SharedOptimizer):
         fleet: Fleet,
         grads: Mapping[int, Tensor],
         moved: Sequence[int],
+        all_due: bool,
         noise: Draw,
         ok: Tensor,
         tidy: bool,
@@ -320,7 +342,6 @@ class PSGD(SharedOptimizer):
         gs, weight = fleet.averages(grads)
         if isinstance(self.probe, Whitening) and moved:
             of_average = self.probe.of_average or weight is None
-            all_due = len(moved) == self._filled
             if all_due and fleet.whitener is not None and self.criterion is c3:
                 whitened = gs if of_average else [stack.pack(grads) for stack in fleet.stacks]
                 dtype = fleet.stacks[0].like.dtype
@@ -411,7 +432,7 @@ class PSGD(SharedOptimizer):
         if any(group["max_norm"] is not None for group in groups) and (fleets or self._team is not None):
             total = _total([heading.length * rate for rate, heading in zip(rates, headings, strict=True)])
             if self._team is not None:
-                total = self._team.sum(total.square()).sqrt()
+                total = self._team.sum(total.to(torch.float64).square()).sqrt()
             rates = [rate * fleet.shortest(groups, total) for rate, fleet in zip(rates, fleets, strict=True)]
         for k, (fleet, heading) in enumerate(zip(fleets, headings, strict=True)):
             rates[k] = rates[k] * fleet.number(groups, "lr")

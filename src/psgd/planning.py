@@ -17,7 +17,7 @@ from .memory import parse, readable
 from .optimizer import PSGD
 from .planned import Plan, PlannedBlock, Rank
 from .probes import Whitening
-from .shares import assign
+from .shares import assign, cost_of
 from .stacks import Stack
 
 
@@ -116,6 +116,7 @@ def _planned(
     structure: Structure, stacks: Sequence[Stack], names: Sequence[str], world_size: int, update_every: int
 ) -> Plan:
     of_params = {}
+    costs = {}
     for stack in stacks:
         group = structure.init(stack.blocks[0].shape, dtype=stack.like.dtype, device="meta")
         like = PlannedBlock(
@@ -129,9 +130,10 @@ def _planned(
         )
         for block in stack.blocks:
             of_params[block.params] = replace(like, names=tuple(names[i] for i in block.params))
+            costs[block.params] = cost_of(group, block.numel * stack.dtype.itemsize)
     blocks = [of_params[params] for params in sorted(of_params)]
     shares: list[list[PlannedBlock]] = [[] for _ in range(world_size)]
-    for i, owner in enumerate(assign([block.cost for block in blocks], world_size)):
+    for i, owner in enumerate(assign([costs[params] for params in sorted(of_params)], world_size)):
         blocks[i] = replace(blocks[i], owner=owner)
         shares[owner].append(blocks[i])
     ranks = tuple(Rank(len(s), sum(b.bytes for b in s), sum(b.flops for b in s)) for s in shares)

@@ -20,7 +20,7 @@ from . import batched
 from .batched import WHO
 from .real import like, real
 from .tangent import largest
-from .team import average_, is_divided, local, several_ranks
+from .team import aligned, average_, is_divided, local, several_ranks
 
 Closure = Callable[[], Any]
 #: standard normal numbers of the shape and dtype of ``real(parameter)``, for the parameter at a position
@@ -287,7 +287,7 @@ class FiniteDifference(Probe):
                 assert grad is not None
                 dgrad = torch.zeros_like(grad) if p.grad is None else p.grad - grad
                 p.grad = None  # lets go of the second gradient at once
-                result.pairs[i] = (theta - old, real(local(dgrad)))
+                result.pairs[i] = (theta - old, real(local(aligned(dgrad, p))))
         finally:
             try:
                 torch._foreach_copy_(thetas, saved)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from . import checks, guarded, usable
+from . import checks, guarded, options, usable
 from .fleet import Fleet, Heading
 from .real import real
 from .state import BlockOptimizer, precise_dtype
@@ -31,11 +31,20 @@ class SharedOptimizer(BlockOptimizer):
         elif error is not None:
             raise error
 
+    def _agree(
+        self, team: Team, error: Exception | None, grads: Mapping[int, Tensor], pairs: Mapping[int, Any]
+    ) -> None:
+        """Before ranks rely on each other: raise on all of them where one has an error, or is about to do otherwise."""
+        numbers = [[group[name] for name in options.NAMES if name != "lr"] for group in self.param_groups]
+        found = (sorted(grads), sorted(pairs), [tuple(kind[0]) for kind in self._made_for])
+        plans = (int(self._clock), numbers, sorted(self._owners.items()), error and team.rank)
+        advice = "the same parameters must have gradients on every rank, and param groups the same numbers"
+        team.same("step", (found, plans), advice, error)
+
     def _collect(
         self, team: Team, grads: dict[int, Tensor], pairs: dict[int, tuple[Tensor, Tensor]]
     ) -> tuple[dict[int, Tensor], dict[int, tuple[Tensor, Tensor]]]:
         """Whole gradients and pairs of the blocks of this rank, from all ranks."""
-        team.same("params", (sorted(grads), sorted(pairs)), "the same parameters must have gradients on every rank")
         self._moving = sorted(grads)
         mine = {i: grad for i, grad in grads.items() if self._owners[i] == team.rank}
         measured = {i: pair for i, pair in pairs.items() if self._owners[i] == team.rank}
@@ -87,8 +96,11 @@ class SharedOptimizer(BlockOptimizer):
             here = [i for i in steps if self._group_of[i] == g]
             thetas = [real(local(self._params[i])) for i in here]
             parts = [steps[i] for i in here]
-            decay = group["weight_decay"] * group["lr"]
-            if isinstance(decay, Tensor):
+            rate, decay = group["lr"], 0.0
+            if isinstance(rate, Tensor) and group["weight_decay"]:
+                each = group["weight_decay"] * rate.detach().reshape(())
                 for theta, part in zip(thetas, parts, strict=True):
-                    part += theta * decay.to(part)
-            guarded.subtract_(thetas, parts, 0.0 if isinstance(decay, Tensor) else float(decay), ok)
+                    part.addcmul_(theta.to(part.dtype), each.to(part))
+            elif group["weight_decay"]:
+                decay = float(group["weight_decay"] * rate)
+            guarded.subtract_(thetas, parts, decay, ok)

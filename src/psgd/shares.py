@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import Any
 
 #: A step of a matrix reads or writes arrays of its size 16 times: gradients 2, averages 3, whitening along two axes 6,
 #: the step 2, parameters 3. For each byte a device could do about 200 FLOPs meanwhile (H200: 989 TFLOP/s, 4.8 TB/s).
@@ -16,6 +17,11 @@ def cost(flops: float, nbytes: int) -> float:
     A rough measure will do. What matters is that neither the work nor the memory of a rank gets out of hand.
     """
     return flops + FLOPS_PER_BYTE * nbytes
+
+
+def cost_of(group: Any, average_bytes: int) -> float:
+    """That of a block, whatever numbers its param group has: those change while training, and owners must not."""
+    return cost(sum(group.flops()), group.nbytes() + average_bytes)
 
 
 def assign(costs: Sequence[float], world_size: int, busy: Sequence[float] | None = None) -> list[int]:

@@ -23,9 +23,9 @@ from .groups import Structure
 from .groups.inverse_free import lower
 from .real import real
 from .replay import Replays
-from .shares import assign, cost
+from .shares import assign, cost_of
 from .stacks import AVERAGE, Stack
-from .team import Divided, Team
+from .team import Divided, Team, is_divided
 
 
 @dataclass
@@ -112,7 +112,11 @@ class BlockOptimizer(Optimizer):
                 )
         checks.new_parameters(group["params"], self._params, where)
         options.check({**self.defaults, **group}, where)
-        checks.fits_memory(self.preconditioner, self._divide(checks.tensors_of(group["params"])))
+        tensors = checks.tensors_of(group["params"])
+        if self._team is None:
+            if any(is_divided(p) for p in tensors):
+                raise ValueError(f"params{where}: ranks hold only parts of them; PSGD wants such ones from the start")
+            checks.fits_memory(self.preconditioner, self._divide(tensors))
         super().add_param_group(group)
         try:
             self._adopt(self.param_groups[-1])
@@ -144,7 +148,7 @@ class BlockOptimizer(Optimizer):
             self._made_for.append(checks.kind(p))
             self.state[p].update(step=self._clock, skipped=self._skip_count(p.device))
             self._entries.append(self.state[p])
-        for block, dtype, device in self._share(divided, group):
+        for block, dtype, device in self._share(divided):
             self._filled += len(block.params)
             if not self.preconditioner.inverts:
                 kernels.prepare(device, dtype, lower(device, dtype))
@@ -162,7 +166,7 @@ class BlockOptimizer(Optimizer):
         self._stacks = self._whole = self._parts = None
 
     def _share(
-        self, divided: Sequence[tuple[Block, torch.dtype, torch.device]], numbers: Mapping[str, Any]
+        self, divided: Sequence[tuple[Block, torch.dtype, torch.device]]
     ) -> list[tuple[Block, torch.dtype, torch.device]]:
         """Say which rank has which block, as ``plan`` does, and return those of this rank."""
         if self._team is None:
@@ -170,9 +174,7 @@ class BlockOptimizer(Optimizer):
         costs = []
         for block, dtype, _ in divided:
             group = self.preconditioner.init(block.shape, dtype=dtype, device="meta")
-            average = Stack.new_average(block.shape, self._dtype_of(block), torch.device("meta"))
-            kept = sum(v.nbytes for v in average.values()) if numbers["momentum"] > 0 else 0
-            costs.append(cost(sum(group.flops(numbers["update_every"])), group.nbytes() + kept))
+            costs.append(cost_of(group, block.numel * self._dtype_of(block).itemsize))
         owners = assign(costs, len(self._busy), self._busy)
         for (block, _, _), each, owner in zip(divided, costs, owners, strict=True):
             self._busy[owner] += each

@@ -40,6 +40,18 @@ def local_of(whole: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()  # type: ignore[attr-defined]
 
 
+def aligned(grad: Tensor, like: Tensor) -> Tensor:
+    """A gradient divided as its parameter is: others come from some layers of tensor parallelism. All ranks ask."""
+    if not is_divided(like):
+        return grad
+    if not is_divided(grad):
+        raise ValueError(
+            f"params: one of shape {tuple(like.shape)} is divided, its gradient is not; PSGD wants it to be"
+        )
+    same = grad.device_mesh == like.device_mesh and grad.placements == like.placements  # type: ignore[attr-defined]
+    return grad if same else grad.redistribute(like.device_mesh, like.placements)  # type: ignore[attr-defined]
+
+
 def _slices(t: Tensor) -> tuple[slice, ...]:
     """What of a divided tensor is here."""
     from torch.distributed.tensor import Replicate, Shard
@@ -111,14 +123,21 @@ class Team:
         dist.all_reduce(total, group=self.group)
         return total.to(values.device)
 
-    def same(self, what: str, value: Any, advice: str) -> None:
-        """Raise on all ranks unless all have the same value, told by its ``repr``; the host waits for it."""
+    def same(self, what: str, value: Any, advice: str, error: Exception | None = None) -> None:
+        """Raise on all ranks unless all have the same value, told by its ``repr``; the host waits for it.
+
+        A rank that has an error raises that; its value must differ from those of the others.
+        """
         digest = int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:7], "big")
         both = torch.tensor([digest, -digest], dtype=torch.int64, device=self.device)
         dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
         largest, least = both.tolist()
+        if error is not None:
+            raise error
         if largest != -least:
-            raise RuntimeError(f"{what}: not the same on all {self.size} ranks (this is {self.rank}); {advice}")
+            raise RuntimeError(
+                f"{what}: not the same on all {self.size} ranks, or failed on another (this is {self.rank}); {advice}"
+            )
 
     def together(self, error: Exception | None, what: str) -> None:
         """Raise an error on the rank that has one, and on all others another that says so."""
@@ -188,24 +207,21 @@ class Divided:
         dist.all_gather_object(everyone, {i: _slices(p) for i, p in params.items()}, group=team.group)
         #: by rank and position, what it holds
         self.parts: list[dict[int, tuple[slice, ...]]] = everyone
-
-    def _first_to_hold(self, i: int, part: tuple[slice, ...]) -> int:
-        """Copies are sent by one rank only."""
-        return next(rank for rank, parts in enumerate(self.parts) if parts[i] == part)
+        #: by rank, what it sends to the owner: of copies only one is sent
+        self.sends: list[set[int]] = []
+        for rank, held in enumerate(self.parts):
+            before = self.parts[:rank]
+            self.sends.append({i for i, part in held.items() if all(parts[i] != part for parts in before)})
 
     def collect(self, parts: Mapping[int, Sequence[Tensor]], dtype: torch.dtype) -> dict[int, list[Tensor]]:
         """Whole tensors for the blocks of this rank, from the parts of several tensors on all ranks."""
         team = self.team
-        here = self.parts[team.rank]
         outgoing: list[list[Tensor]] = [[] for _ in range(team.size)]
         for i in sorted(parts):
-            if self._first_to_hold(i, here[i]) == team.rank:
+            if i in self.sends[team.rank]:
                 outgoing[self.owners[i]] += parts[i]
         mine = [i for i in sorted(parts) if self.owners[i] == team.rank]
-        pieces = [
-            [(i, k) for i in mine if self._first_to_hold(i, held[i]) == rank for k in range(len(parts[i]))]
-            for rank, held in enumerate(self.parts)
-        ]
+        pieces = [[(i, k) for i in mine if i in sent for k in range(len(parts[i]))] for sent in self.sends]
         counts = [sum(_numel(self.parts[rank][i]) for i, _ in from_rank) for rank, from_rank in enumerate(pieces)]
         whole = {i: [torch.empty(self.shapes[i], dtype=dtype, device=team.device) for _ in parts[i]] for i in mine}
         for rank, received in enumerate(team.exchange(outgoing, counts, dtype)):

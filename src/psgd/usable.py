@@ -18,7 +18,7 @@ Flags = Mapping[torch.device, Tensor]
 
 def finite(loss: Any, grads: Iterable[Tensor]) -> list[Tensor]:
     """Flags that are true where loss and gradients are finite."""
-    grads = list(grads)
+    grads = [grad for grad in grads if grad.numel() > 0]  # a rank's part of a small parameter may be empty
     kinds = {(grad.device, grad.dtype) for grad in grads}
     alike = [grads] if len(kinds) == 1 else [[g for g in grads if (g.device, g.dtype) == kind] for kind in kinds]
     flags = [_finite(torch.stack(_witnesses([real(grad) for grad in same]))) for same in alike]

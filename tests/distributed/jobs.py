@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,12 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -312,3 +318,88 @@ def a_group_added_later(kind: str, steps: int, **options: Any) -> dict[str, Any]
     optimizer.add_param_group({"params": params[4:], "lr": 0.01})
     go(model, optimizer, dtype, steps, 2 * steps)
     return result(model, optimizer)
+
+
+def with_gradients(shapes: Sequence[tuple[int, ...]], steps: int, paces: Sequence[int] = (1,), **options: Any) -> Any:
+    """Parameters of some shapes, shared, with random gradients; param groups that update Q at different paces."""
+    generator = torch.Generator().manual_seed(0)
+    params = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+    groups = [{"params": params[k :: len(paces)], "update_every": pace} for k, pace in enumerate(paces)]
+    shard = dist.group.WORLD if dist.is_initialized() else None
+    optimizer = PSGD(groups, probe=Whitening(), shard=shard, **options)
+    for _ in range(steps):
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+        optimizer.step()
+    return [p.detach().clone() for p in params]
+
+
+def reloaded_with_other_numbers(shapes: Sequence[tuple[int, ...]]) -> Any:
+    """Whether Q of all blocks is what it was, after numbers changed while training."""
+    torch.manual_seed(0)
+    params = [torch.randn(shape).requires_grad_() for shape in shapes]
+
+    def new() -> PSGD:
+        return PSGD(
+            [{"params": params[:3]}, {"params": params[3:]}], probe=Whitening(), shard=dist.group.WORLD, lr=0.01
+        )
+
+    optimizer = new()
+    optimizer.param_groups[0].update(momentum=0.0, update_every=7)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    other = new()
+    other.load_state_dict(optimizer.state_dict())
+    first, second = (
+        {(i, k): v for i, p in enumerate(params) for k, v in o.state[p].items() if k.startswith("Q")}
+        for o in (optimizer, other)
+    )
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+def sequence_parallel(steps: int) -> Any:
+    """A layer whose gradients are sums still to be taken; alone the same without ranks."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).double()
+    if dist.is_initialized():
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        layouts = {
+            "0": SequenceParallel(),
+            "1": ColwiseParallel(input_layouts=Shard(1)),
+            "3": RowwiseParallel(),
+        }
+        parallelize_module(model, mesh, layouts)
+    optimizer = PSGD(model.parameters(), lr=0.02, probe=Whitening())
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(2, 4, 8, generator=generator, dtype=torch.float64)
+        optimizer.zero_grad()
+        part = x.chunk(dist.get_world_size(), 1)[dist.get_rank()] if dist.is_initialized() else x
+        out = model(part)
+        (out - x).square().mean().backward()
+        optimizer.step()
+    return result(model, optimizer)["params"]
+
+
+def about_to_do_otherwise(what: str) -> None:
+    params = [torch.zeros(4, 4, requires_grad=True), torch.zeros(3, 3, requires_grad=True)]
+    probe = FiniteDifference() if what == "closure" else Whitening()
+    optimizer = PSGD(params, probe=probe, shard=dist.group.WORLD)
+    first = dist.get_rank() == 0
+    if what == "group":
+        optimizer.add_param_group({"params": [torch.zeros(4, 4 + dist.get_rank(), requires_grad=True)]})
+    if what == "number" and first:
+        optimizer.param_groups[0]["max_norm"] = 1.0
+    if what == "wrong number" and first:
+        optimizer.param_groups[0]["momentum"] = 2.0
+
+    def closure() -> Tensor:
+        loss = sum(p.square().sum() for group in optimizer.param_groups for p in group["params"])
+        if not (first and what == "closure"):
+            loss.backward()
+        return loss
+
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step(closure if what == "closure" else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -144,3 +145,31 @@ def test_parameters_that_join_later(ranks, kind):
     for result in ranks.run(2, jobs.a_group_added_later, kind, 10, **options):
         for mine, expected in zip(result["params"], one, strict=True):
             assert torch.linalg.vector_norm(mine - expected) <= 1e-10 * expected.norm()
+
+
+def close(mine: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+    return all(torch.linalg.vector_norm(a - b) <= 1e-10 * b.norm() for a, b in zip(mine, expected, strict=True))
+
+
+@pytest.mark.parametrize("shapes", [[(4, 4)], [(4, 4), (3,), (2, 5)]], ids=str)
+@pytest.mark.parametrize("rate", [0.1, torch.tensor([0.1])], ids=["number", "tensor"])
+def test_more_ranks_than_blocks(ranks, shapes, rate):
+    options = {"lr": rate, "max_norm": 0.5, "weight_decay": 0.1}
+    one = jobs.with_gradients(shapes, 5, **options)
+    assert all(close(mine, one) for mine in ranks.run(4, jobs.with_gradients, shapes, 5, **options))
+
+
+def test_groups_that_update_at_different_paces(ranks):
+    shapes = [(4, 4), (5, 5)]
+    one = jobs.with_gradients(shapes, 7, (1, 2), lr=0.1)
+    assert all(close(mine, one) for mine in ranks.run(2, jobs.with_gradients, shapes, 7, (1, 2), lr=0.1))
+
+
+def test_numbers_that_change_do_not_change_owners(ranks):
+    shapes = [(8, 8), (3, 20), (5,), (8, 8), (16, 4), (7, 7), (30,), (6, 9)]
+    assert all(ranks.run(3, jobs.reloaded_with_other_numbers, shapes))
+
+
+def test_tensor_parallel_layers(ranks):
+    one = jobs.sequence_parallel(5)
+    assert all(close(mine, one) for mine in ranks.run(2, jobs.sequence_parallel, 5))

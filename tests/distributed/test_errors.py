@@ -35,6 +35,12 @@ def test_a_gradient_that_is_not_finite_on_one_rank(ranks, kind):
     assert "failed on another rank" in errors[0]
 
 
+@pytest.mark.parametrize("what", ["group", "number", "wrong number", "closure"])
+def test_ranks_that_are_about_to_do_otherwise(ranks, what):
+    messages = {"wrong number": "momentum=2.0", "closure": "it left no gradient"}
+    fails(ranks, 2, messages.get(what, "not the same on all 2 ranks"), jobs.about_to_do_otherwise, what)
+
+
 def test_other_models_on_other_ranks(ranks):
     fails(ranks, 2, "build the same model on every rank", jobs.other_models, "ddp")
 

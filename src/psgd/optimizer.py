@@ -169,52 +169,9 @@ class PSGD(SharedOptimizer):
             closure: evaluates the model and returns the loss. ``FiniteDifference`` wants an ordinary one, which calls
                 ``backward``; ``HessianVector`` one that does not; ``Whitening`` needs none.
         """
-        error: Exception | None = None
-        try:
-            self._check_before(closure)
-        except Exception as e:
-            if self._team is None:
-                raise
-            error = e
-        now = int(self._clock)
-        draw = Noise(now)
-        start = Gradients(self._params)
-
-        def noise(i: int) -> Tensor:
-            return draw(real(self._params[i]), self._group(i)["seed"], i)
-
-        def noise_here(i: int) -> Tensor:
-            return local_of(noise(i), self._params[i])
-
-        filled = [i for i, kind in enumerate(self._made_for) if 0 not in kind[0]]
-        evaluation = Evaluation(None, [])
-        grads: dict[int, Tensor] = {}
-        moved: list[int] = []
-        try:
-            if error is None:
-                due = [options.is_due(group, now) for group in self.param_groups]
-                moved = [i for i in filled if due[self._group_of[i]]]
-                evaluation = self.probe(closure, self._params, moved, noise_here, start)
-                grads = checks.gradients(self._made_for, evaluation.grads, self._name)
-        except BaseException as e:
-            start.restore()
-            if self._team is None or not isinstance(e, Exception):
-                raise
-            error = e
-        # A loss is that of a rank's own data; gradients are the same on all ranks, which must not part ways.
-        loss = None if self._team is None and several_ranks() else evaluation.loss
-        try:
-            if self._team is not None:
-                self._agree(self._team, error, grads, evaluation.pairs)
-                grads = {i: aligned(grad, self._params[i]) for i, grad in sorted(grads.items())}
-            if self.error_if_nonfinite:
-                self._demand_finite(loss, grads, now)
-        except BaseException:
-            start.restore()
-            raise
-        del start
-        all_due = len(moved) == len(filled)
-        flags = usable.finite(loss, map(local, grads.values()))
+        evaluation, grads, moved, noise = self._evaluate(closure)
+        all_due = len(moved) == sum(0 not in kind[0] for kind in self._made_for)
+        flags = usable.finite(self._common(evaluation.loss), map(local, grads.values()))
         flags += [flag for group in self.param_groups if (flag := options.rate_is_usable(group["lr"])) is not None]
         ok = usable.agree(flags, self._skipped)
         if self._team is not None:
@@ -242,6 +199,58 @@ class PSGD(SharedOptimizer):
                 advance(self.param_groups, ok)
         self._clock += 1
         return evaluation.loss
+
+    def _evaluate(self, closure: Callable[[], Any] | None) -> tuple[Evaluation, dict[int, Tensor], list[int], Draw]:
+        """Have the probe evaluate the closure; on several ranks, an error on one of them is one on all.
+
+        Returns:
+            what the probe found, the gradients by position, the positions of parameters whose ``Q`` is to be updated,
+            and where random numbers for them come from
+        """
+        error: Exception | None = None
+        evaluation = Evaluation(None, [])
+        grads: dict[int, Tensor] = {}
+        moved: list[int] = []
+        try:
+            self._check_before(closure)
+        except Exception as e:
+            if self._team is None:
+                raise
+            error = e
+        now = int(self._clock)
+        draw = Noise(now)
+
+        def noise(i: int) -> Tensor:
+            return draw(real(self._params[i]), self._group(i)["seed"], i)
+
+        def noise_here(i: int) -> Tensor:
+            return local_of(noise(i), self._params[i])
+
+        start = Gradients(self._params)
+        try:
+            if error is None:
+                due = [options.is_due(group, now) for group in self.param_groups]
+                moved = [i for i, kind in enumerate(self._made_for) if due[self._group_of[i]] and 0 not in kind[0]]
+                try:
+                    evaluation = self.probe(closure, self._params, moved, noise_here, start)
+                    grads = checks.gradients(self._made_for, evaluation.grads, self._name)
+                except Exception as e:
+                    if self._team is None:
+                        raise
+                    error = e
+            if self._team is not None:
+                self._agree(self._team, error, grads, evaluation.pairs)
+                grads = {i: aligned(grad, self._params[i]) for i, grad in sorted(grads.items())}
+            if self.error_if_nonfinite:
+                self._demand_finite(self._common(evaluation.loss), grads, now)
+        except BaseException:
+            start.restore()
+            raise
+        return evaluation, grads, moved, noise
+
+    def _common(self, loss: Any) -> Any:
+        """The loss, where it may decide: each rank has one of its own, and ranks without a team must not part ways."""
+        return None if self._team is None and several_ranks() else loss
 
     def _fleets(self, grads: Mapping[int, Tensor]) -> tuple[list[Fleet], list[tuple[Stack, list[int], Stack]]]:
         """The blocks that have gradients, by device and precision; and stacks of which only some blocks are there."""

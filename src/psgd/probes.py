@@ -213,7 +213,8 @@ class FiniteDifference(Probe):
 
     Args:
         std: standard deviation of ``δθ``; the default is the paper's, the square root of the machine precision of
-            each parameter's dtype
+            each parameter's dtype. Where the model computes in less, as under autocast or mixed precision, take that
+            of its dtype: 0.09 for bfloat16.
         module: a model whose buffers, such as the statistics of batch normalisation, are to be left as the first
             of the two calls made them
         batched: evaluate both gradients at once, by ``torch.func.vmap``, for hardware that a single evaluation leaves

@@ -35,7 +35,7 @@ class SharedOptimizer(BlockOptimizer):
         self, team: Team, error: Exception | None, grads: Mapping[int, Tensor], pairs: Mapping[int, Any]
     ) -> None:
         """Before ranks rely on each other: raise on all of them where one has an error, or is about to do otherwise."""
-        numbers = [[group[name] for name in options.NAMES if name != "lr"] for group in self.param_groups]
+        numbers = [[group.get(name) for name in options.NAMES if name != "lr"] for group in self.param_groups]
         found = (sorted(grads), sorted(pairs), [tuple(kind[0]) for kind in self._made_for])
         plans = (int(self._clock), numbers, sorted(self._owners.items()), error and team.rank)
         advice = "the same parameters must have gradients on every rank, and param groups the same numbers"

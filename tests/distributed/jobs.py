@@ -53,7 +53,8 @@ def wrapped(model: nn.Sequential, kind: str) -> tuple[nn.Module, dict[str, Any]]
         shard = {"shard": dist.group.WORLD} if kind == "ddp, shared" else {}
         return DistributedDataParallel(model, gradient_as_bucket_view=views), shard
     if kind == "hsdp":
-        mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("copies", "parts"))
+        copies = 2 if size % 2 == 0 else size
+        mesh = init_device_mesh("cpu", (copies, size // copies), mesh_dim_names=("copies", "parts"))
     else:
         mesh = init_device_mesh("cpu", (size,))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if kind == "fsdp, bf16" else MixedPrecisionPolicy()

@@ -8,8 +8,9 @@ from torch import nn
 
 from psgd import PSGD, FiniteDifference, HessianVector, Whitening
 from psgd.noise import Noise
-from psgd.probes import Gradients, Probe
+from psgd.probes import Probe
 from psgd.real import real
+from psgd.undo import Gradients
 
 from .cases import batch, small_model, train
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import psgd.fleet
-import psgd.optimizer
+import psgd.recorded
 from psgd import PSGD, Whitening
 from psgd.kernels import Table
 from psgd.replay import MOST, Replays
@@ -74,11 +74,11 @@ class Emulated(Replays):
 def emulation(monkeypatch):
     def aim(self, params):
         thetas = [params[i] for stack in self.stacks for i in stack.positions]
-        if self._table is None or [t.data_ptr() for t in thetas] != self._table.pointers:
-            self._table = self._new_table(thetas)
-            if self._table is not None:
-                self._table.thetas = [t.detach().reshape(-1) for t in thetas]
-        return self._table
+        if self.table is None or [t.data_ptr() for t in thetas] != self.table.pointers:
+            self.table = self._new_table(thetas)
+            if self.table is not None:
+                self.table.thetas = [t.detach().reshape(-1) for t in thetas]
+        return self.table
 
     def subtract_(self, v, scale, rate, decay, usable):
         for b, (theta, (_, numel, start, first, n, after)) in enumerate(
@@ -91,7 +91,7 @@ def emulation(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(psgd.fleet.Fleet, "aim", aim)
     monkeypatch.setattr(Table, "subtract_", subtract_)
-    monkeypatch.setattr(psgd.optimizer, "Replays", Emulated)
+    monkeypatch.setattr(psgd.recorded, "Replays", Emulated)
 
 
 SHAPES = [(4, 5), (5,), (7, 3), (4, 5), (6, 6), (300, 2)]

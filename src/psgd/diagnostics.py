@@ -20,8 +20,9 @@ from torch import Tensor
 
 from .blocks import Block
 from .optimizer import PSGD
-from .probes import Gradients, evaluate_forward
+from .probes import evaluate_forward
 from .real import like, real
+from .undo import Gradients
 
 LinearMap = Callable[[Tensor], Tensor]
 

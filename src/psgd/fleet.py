@@ -82,7 +82,8 @@ class Fleet:
         self.group_of = list(group_of)
         self.counts = [len(stack.blocks) for stack in self.stacks]
         self.device, self.dtype = self.stacks[0].device, self.stacks[0].dtype
-        self._table: Table | None = None
+        #: what ``aim`` found
+        self.table: Table | None = None
 
     @cached_property
     def whitener(self) -> Whitener | None:
@@ -104,7 +105,7 @@ class Fleet:
 
     def room(self) -> tuple[Tensor | None, list[Tensor | None]]:
         """A buffer for the directions of all stacks, and the part of each; only where one kernel then moves all."""
-        if self._table is None:
+        if self.table is None:
             return None, [None] * len(self.stacks)
         buffer = torch.empty(self._starts[-1], dtype=self.stacks[0].like.dtype, device=self.device)
         parts: list[Tensor | None] = []
@@ -118,11 +119,11 @@ class Fleet:
         if not kernels.ready(self.device):
             return None
         thetas = [real(params[i]) for stack in self.stacks for i in stack.positions]
-        same = self._table is not None and [theta.data_ptr() for theta in thetas] == self._table.pointers
+        same = self.table is not None and [theta.data_ptr() for theta in thetas] == self.table.pointers
         if not same or not all(theta.is_contiguous() for theta in thetas):
             # While someone records a CUDA graph, nothing can be sent to the device.
-            self._table = None if torch.cuda.is_current_stream_capturing() else self._new_table(thetas)
-        return self._table
+            self.table = None if torch.cuda.is_current_stream_capturing() else self._new_table(thetas)
+        return self.table
 
     def _new_table(self, thetas: Sequence[Tensor]) -> Table | None:
         free = all(isinstance(stack.group, InverseFree) and stack.plain for stack in self.stacks)
@@ -143,12 +144,12 @@ class Fleet:
 
     def subtract_(self, heading: Heading, rate: Tensor, decay: float | Tensor, usable: Tensor) -> None:
         """Move all parameters, see ``aim``: ``θ ← θ − rate · direction − decay · θ``."""
-        assert self._table is not None
+        assert self.table is not None
         assert heading.buffer is not None
         one = self._ones[:1].to(heading.buffer.dtype)
         scales = [direction.scale.flatten() for direction in heading.directions if direction.scale is not None]
         each = torch.ones_like(rate) * decay
-        self._table.subtract_(heading.buffer, torch.cat([one, *scales]), rate.contiguous(), each, usable)
+        self.table.subtract_(heading.buffer, torch.cat([one, *scales]), rate.contiguous(), each, usable)
 
     @cached_property
     def numel(self) -> Tensor:

@@ -15,25 +15,24 @@ from .blocks import Blocks, PerTensor
 from .criteria import Criterion, c3
 from .fleet import Direction, Fleet, Heading
 from .groups import Kronecker, Structure
-from .groups.inverse_free import TIDY_EVERY, InverseFree, lower
+from .groups.inverse_free import TIDY_EVERY, InverseFree
 from .groups.whitener import Whitener
 from .noise import Noise, mix
 from .normalize import Normalization
-from .probes import Evaluation, FiniteDifference, Gradients, Probe, Whitening
+from .probes import Evaluation, FiniteDifference, Probe, Whitening
 from .real import real
-from .replay import Replays, at_once
-from .shared import SharedOptimizer
+from .recorded import RecordedOptimizer
+from .replay import at_once
 from .stacks import Stack, per_block
 from .state import Whole
 from .team import aligned, local, local_of, several_ranks
+from .undo import Gradients
 
-#: moves all parameters, by the numbers of the param groups, where a step is usable
-Advance = Callable[[Sequence[Mapping[str, Any]], usable.Flags], None]
 #: random numbers for the parameter at a position
 Draw = Callable[[int], Tensor]
 
 
-class PSGD(SharedOptimizer):
+class PSGD(RecordedOptimizer):
     r"""Preconditioned stochastic gradient descent.
 
     .. math::
@@ -104,10 +103,7 @@ class PSGD(SharedOptimizer):
     True
     """
 
-    criterion: Criterion
-    probe: Probe
     normalize: Normalization
-    cuda_graph: bool = True
     error_if_nonfinite: bool
 
     def __init__(
@@ -282,61 +278,6 @@ class PSGD(SharedOptimizer):
             stack.start_average()
             self._share_state(stack)
 
-    def _can_replay(self, fleets: Sequence[Fleet], moved: Sequence[int]) -> bool:
-        """Whether all of a step that follows the averages is the same work at the same places every time."""
-        tables = [fleet.aim(self._params) for fleet in fleets]
-        return (
-            self.cuda_graph
-            and self._team is None
-            and self._whole is not None
-            and fleets is self._whole.fleets
-            and len({fleet.device for fleet in fleets}) == 1
-            and all(table and fleet.averaging for fleet, table in zip(fleets, tables, strict=True))
-            and (not moved or (self._whitens_average() and len(moved) == self._filled))
-            and not torch.cuda.is_current_stream_capturing()
-        )
-
-    def _whitens_average(self) -> bool:
-        return isinstance(self.probe, Whitening) and self.probe.of_average and self.criterion is c3
-
-    def _replay(self, fleets: Sequence[Fleet], kind: tuple[bool, bool], advance: Advance, ok: Tensor) -> None:
-        """Advance by a recorded step, once there is one. The step sizes may change, all else is part of the record.
-
-        Args:
-            kind: whether ``Q`` is updated, and tidied
-        """
-        assert self._whole is not None
-        replays = self._whole.replays
-        if replays is None:
-            replays = self._whole.replays = Replays(fleets[0].device, sum(fleet.nbytes() for fleet in fleets))
-        rates = replays.hold("lr", [group["lr"] for group in self.param_groups], torch.float64)
-        (usable_now,) = replays.hold("usable", [ok], torch.bool)
-        groups = [{**group, "lr": rate} for group, rate in zip(self.param_groups, rates, strict=True)]
-        numbers = tuple(group[name] for group in groups for name in options.NAMES if name not in ("lr", "seed"))
-        tables = tuple(fleet.aim(self._params) for fleet in fleets)
-        updates, _ = kind
-        factors = [factor for fleet in fleets for factor in fleet.matrices]
-        kept = not updates and all(factor.keeps_P() for factor in factors)
-        if not kept:  # a recording forms P of all factors, or of none
-            for factor in factors:
-                factor.forget_P()
-        dtypes = [fleet.stacks[0].like.dtype for fleet in fleets]
-        damping = tuple(self.probe.relative_damping(dtype) for dtype in dtypes)
-        low = tuple(lower(fleet.device, dtype) for fleet, dtype in zip(fleets, dtypes, strict=True))
-        # Neither kernels nor recordings tell autograd that tensors change. Before, so that an interrupt comes too late.
-        torch.autograd.graph.increment_version(self._params)
-        if updates:
-            torch.autograd.graph.increment_version([factor.root for factor in factors])
-        key = (*kind, kept, numbers, tables, damping, low)
-        try:
-            replays(key, lambda: advance(groups, {fleets[0].device: usable_now}))
-        except BaseException:
-            for factor in factors:
-                factor.forget_P()
-            raise
-        for factor in factors if not updates else []:
-            factor.confirm_P()
-
     def _head(
         self,
         fleet: Fleet,
@@ -449,7 +390,6 @@ class PSGD(SharedOptimizer):
                 rates[k] = rates[k] * (1 - 2 * fleet.number(groups, "maximize"))
             if heading.divisor is not None:
                 rates[k] = rates[k] / heading.divisor
-        decays = [fleet.number(groups, "weight_decay") * fleet.number(groups, "lr") for fleet in fleets]
         ok = usable.agree(flags, self._skipped)
         if self._team is not None:
             ok = {device: self._team.all_true(flag) for device, flag in ok.items()}
@@ -458,6 +398,7 @@ class PSGD(SharedOptimizer):
         if self._team is not None:
             self._move_together(self._team, fleets, headings, rates, groups, ok)
             return
+        decays = [fleet.number(groups, "weight_decay") * fleet.number(groups, "lr") for fleet in fleets]
         if all(heading.buffer is not None for heading in headings):
             for fleet, heading, rate, decay in zip(fleets, headings, rates, decays, strict=True):
                 fleet.subtract_(heading, rate, decay, ok[fleet.device])

@@ -7,7 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -39,12 +39,20 @@ class Replays:
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
         self.device = device
-        self.worthwhile = device.type == "cuda" and nbytes < LARGE * _memory(device)
+        self.nbytes = nbytes
         self._seen: Counter[Hashable] = Counter()
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._held: dict[str, list[tuple[Any, Tensor]]] = {}
+
+    @cached_property
+    def worthwhile(self) -> bool:
+        return self.nbytes < LARGE * torch.cuda.get_device_properties(self.device).total_memory
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        """Always the same one, as memory belongs to a stream."""
+        return torch.cuda.Stream(self.device)
 
     def hold(self, name: str, values: Sequence[Any], dtype: torch.dtype) -> list[Tensor]:
         """Numbers, or tensors with one element, at places that stay the same from call to call."""
@@ -70,16 +78,14 @@ class Replays:
                 function()
                 return
         graph = self._graphs[key] = self._graphs.pop(key)  # now the last to be dropped
-        with torch.cuda.device(self.device if self.device.type == "cuda" else -1):
-            graph.replay()
+        graph.replay()
 
     def _record(self, key: Hashable, function: Callable[[], None]) -> bool:
         """Whether there is a recording now. Nothing has been done yet, so if not, it can be done as usual."""
         if not self.worthwhile:
             return False
         graph = torch.cuda.CUDAGraph()
-        side = self._stream  # always the same: memory belongs to a stream
-        assert side is not None
+        side = self._stream
         side.wait_stream(torch.cuda.current_stream(self.device))
         error: BaseException | None = None
         with torch.cuda.stream(side), without_garbage_collection():
@@ -139,10 +145,6 @@ def at_once(tasks: Sequence[Callable[[], T]], sizes: Sequence[int], device: torc
 @cache
 def _sides(device: torch.device) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream(device) for _ in range(BRANCHES - 1)]
-
-
-def _memory(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 @contextmanager

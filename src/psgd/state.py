@@ -20,7 +20,7 @@ from . import checkpoint, checks, kernels, options
 from .blocks import Block, Blocks
 from .fleet import Fleet
 from .groups import Structure
-from .groups.inverse_free import lower
+from .groups.axes import lower
 from .real import real
 from .replay import Replays
 from .shares import assign, cost_of

@@ -10,15 +10,15 @@ Of the coordinates in that paper this one fits best or nearly so, and best in bf
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from ..kernels import descend_, scaled
+from ..kernels import descend_
 from ..normalize import Normalization
-from ..tangent import Tangent, largest, unfold
+from ..tangent import Tangent, largest
+from .axes import along, gram_, low, multiply_axes
 from .base import Factor, Group
 from .diagonal import DiagonalFactor
 
@@ -210,88 +210,6 @@ def _descend_factor_(
     else:
         S = (S * step[:, None]).masked_fill_((step == 0)[:, None], 0)
         factor.set_diagonal_(factor.diagonal() * (1 - S))
-
-
-def along(values: Tensor, v: Tensor, axis: int | None = None) -> Tensor:
-    """``values`` ``(B,)``, or ``(B, n)`` along an axis, ready to be multiplied with ``v`` ``(B, *dims)``."""
-    shape = [1] * v.ndim
-    shape[0] = len(values)
-    if axis is not None:
-        shape[axis + 1] = values.shape[1]
-    return values.view(shape)
-
-
-def multiply_axes(matrices: Sequence[tuple[Tensor, int]], v: Tensor, out: Tensor | None = None) -> Tensor:
-    """Matrices, or diagonals of some, times ``v``, each along an axis of its own, one after the other."""
-    for k, (M, axis) in enumerate(matrices):
-        v = multiply_axis(M, v, axis, out if k == len(matrices) - 1 else None)
-    return v
-
-
-def multiply_axis(M: Tensor, v: Tensor, axis: int, out: Tensor | None = None) -> Tensor:
-    """A matrix, or the diagonal of one, times ``v`` along an axis. No axis is moved."""
-    if M.ndim == 2:
-        return torch.mul(v, along(M, v, axis), out=out)
-    shape = v.shape
-    n = shape[axis + 1]
-    before, after = math.prod(shape[1 : axis + 1]), math.prod(shape[axis + 2 :])
-    if before == 1:
-        flat: tuple[int, ...] = (-1, n, after)
-        left, right = M, v.reshape(flat)
-    elif after == 1:
-        flat = (-1, before, n)
-        left, right = v.reshape(flat), M.mT
-    else:
-        flat = (-1, before, n, after)
-        left, right = M[:, None], v.reshape(flat)
-    return torch.matmul(left, right, out=None if out is None else out.view(flat)).view(shape)
-
-
-def gram_(v: Tensor, axis: int, out: Tensor, scale: Tensor | None = None, add: bool = False) -> None:
-    """``V Vᵀ`` for ``scale · v`` unfolded along an axis, into ``(B, n, n)``; into ``(B, n)`` the roots of its diagonal.
-
-    The former can also be added to what is there. The scale is one along an axis with a diagonal factor, see
-    ``InverseFree.long``.
-    """
-    if out.ndim == 2:
-        along_others = [i for i in range(1, v.ndim) if i != axis + 1]
-        if scale is not None and scale.shape[axis + 1] == 1:
-            v, scale = v * scale, None
-        if along_others:
-            torch.linalg.vector_norm(v, dim=along_others, dtype=out.dtype, out=out)
-        else:
-            out.copy_(v)
-        if scale is not None:
-            out.mul_(scale.view_as(out))
-        return
-    v = low(v) if scale is None else scaled(v, scale, torch.empty_like(v, dtype=low_dtype(v)))
-    last = axis == v.ndim - 2 and axis > 0
-    v = v.reshape(v.shape[0], -1, v.shape[-1]).mT if last else unfold(v, axis)
-    product_(v, v.mT, out, add)
-
-
-def product_(left: Tensor, right: Tensor, out: Tensor, add: bool = False) -> None:
-    """``left @ right``, or that added to ``out``, which may be more precise than they are."""
-    beta = int(add)
-    if left.dtype == out.dtype:
-        torch.baddbmm(out, left, right, beta=beta, out=out)
-    else:
-        torch.baddbmm(out, left, right, out_dtype=out.dtype, beta=beta, out=out)
-
-
-def low_dtype(v: Tensor) -> torch.dtype:
-    """What an estimate from one gradient is computed from: bfloat16 where float32 products may be rounded anyway."""
-    return lower(v.device, v.dtype)
-
-
-def lower(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    # Other ways to ask for it raise, where it was set by yet another one.
-    rounded = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    return torch.bfloat16 if rounded and dtype == torch.float32 else dtype
-
-
-def low(v: Tensor) -> Tensor:
-    return v.to(low_dtype(v))
 
 
 def gram(v: Tensor, axis: int, factor: Factor) -> Tensor:

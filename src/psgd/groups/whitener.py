@@ -17,21 +17,10 @@ from torch import Tensor
 
 from ..kernels import scaled, sent
 from ..replay import at_once
+from .axes import along, gram_, low_dtype, multiply_axes, product_
 from .base import Factor
 from .diagonal import DiagonalFactor
-from .inverse_free import (
-    InverseFree,
-    NearSymmetric,
-    along,
-    gram_,
-    low_dtype,
-    move_,
-    multiply_axes,
-    norm_,
-    product_,
-    safe,
-    turn_,
-)
+from .inverse_free import InverseFree, NearSymmetric, move_, norm_, safe, turn_
 
 T = TypeVar("T")
 

@@ -335,6 +335,7 @@ def test_demo_hands_on_its_options(monkeypatch, capsys):
         (["plan", "no.such.module:net"], "no.such.module:net: ModuleNotFoundError"),
         (["plan", "torch.nn:Linear"], "torch.nn:Linear: TypeError"),
         (["plan", "collections:OrderedDict"], "returns OrderedDict"),
+        (["plan", "sys:exit"], "sys:exit: SystemExit"),
         (["plan", "64x32", "--precond-dtype", "bfloat"], "--precond-dtype"),
         (["plan", "64x32", "--precond-dtype", "int8"], "precond_dtype"),
         (["plan", "64x32", "--budget", "much"], "budget='much'"),

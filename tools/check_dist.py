@@ -76,11 +76,12 @@ def try_out(wheel: Path, version: str, folder: Path) -> None:
     example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), flags=re.DOTALL)
     if example is None:
         raise WrongError("README.md: there is no first example")
-    run([str(python), "-W", "ignore", "-c", example[1]], cwd=empty)  # torch alone warns that there is no numpy
-    found = run([str(python), "-W", "ignore", "-c", "import psgd; print(psgd.__version__)"], cwd=empty)
+    quietly = [str(python), "-W", "ignore"]  # torch warns where there is no numpy
+    run([*quietly, "-c", example[1]], cwd=empty)
+    found = run([*quietly, "-c", "import psgd; print(psgd.__version__)"], cwd=empty)
     if found.stdout.strip() != version:
         raise WrongError(f"installed is {found.stdout.strip()}, and not {version}")
-    bare = run([str(python), "-m", "psgd", "--version"], cwd=empty, code=2)
+    bare = run([*quietly, "-m", "psgd", "--version"], cwd=empty, code=2)
     if "pip install 'psgd[experiments]'" not in bare.stderr or len(bare.stderr.splitlines()) != 1:
         raise WrongError(f"without its extra the command says {bare.stderr!r}")
     run([*pip, "--constraint", str(ROOT / "constraints.txt"), f"{wheel}[experiments]"], cwd=empty)

@@ -147,7 +147,7 @@ def _made(word: str) -> torch.nn.Module:
             for part in name.split("."):
                 make = getattr(make, part)
             made = make()
-    except Exception as error:  # the code is not ours, whatever it does
+    except (Exception, SystemExit) as error:  # the code is not ours, whatever it does
         raise _unknown(f"{word}: {type(error).__name__}: {error}") from None
     finally:
         sys.path.remove(here)

@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo reproduce test lint clean
+.PHONY: help demo reproduce test lint dist clean
 
 help:
 	@echo "make demo       set up .venv and train the paper's zebra-stripe classifier with SGD and with PSGD"
 	@echo "make test       set up .venv, check style and types, run the tests"
 	@echo "make reproduce  set up .venv and run the paper's experiments: figures and verdicts in results/"
 	@echo "make lint       the checks of make test that are not tests"
+	@echo "make dist       build the sdist and the wheel in dist/, and try them in an empty environment"
 	@echo "make clean      remove .venv and caches"
 
 # The stamp is written last, so an interrupted installation is done again.
@@ -39,6 +40,10 @@ lint: $(INSTALLED)
 test: lint
 	@echo "== pytest"
 	$(BIN)/python -m pytest -n auto --dist loadgroup
+
+dist: $(INSTALLED)
+	@echo "== sdist and wheel"
+	$(BIN)/python tools/check_dist.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

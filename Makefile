@@ -3,13 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+DOCS_INSTALLED := $(VENV)/.installed-docs
 
-.PHONY: help demo reproduce test lint clean
+.PHONY: help demo reproduce docs test lint clean
 
 help:
 	@echo "make demo       set up .venv and train the paper's zebra-stripe classifier with SGD and with PSGD"
 	@echo "make test       set up .venv, check style and types, run the tests"
 	@echo "make reproduce  set up .venv and run the paper's experiments: figures and verdicts in results/"
+	@echo "make docs       set up .venv and build the documentation in site/"
 	@echo "make lint       the checks of make test that are not tests"
 	@echo "make clean      remove .venv and caches"
 
@@ -21,6 +23,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $(INSTALLED)
 
+$(DOCS_INSTALLED): $(INSTALLED)
+	@echo "== setting up $(VENV) for the documentation (once; again when pyproject.toml or constraints.txt change)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	@touch $(DOCS_INSTALLED)
+
 demo: $(INSTALLED)
 	@echo "== psgd demo"
 	$(BIN)/psgd demo
@@ -28,6 +35,12 @@ demo: $(INSTALLED)
 reproduce: $(INSTALLED)
 	@echo "== psgd reproduce all"
 	$(BIN)/psgd reproduce all
+
+# Warnings are errors: links that lead nowhere, and public names that are not documented.
+docs: $(DOCS_INSTALLED)
+	@echo "== mkdocs build --strict"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html is the documentation"
 
 lint: $(INSTALLED)
 	@if git rev-parse --git-dir >/dev/null 2>&1; then \
@@ -41,4 +54,4 @@ test: lint
 	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site

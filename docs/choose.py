@@ -1,7 +1,7 @@
 """What each preconditioner and probe costs and gains on one small network: ``python docs/choose.py`` prints the table.
 
-A network with 24 inputs, 32 hidden nodes and 10 classes learns what another one says of its inputs, whose sizes differ by
-a factor of 100. Mini-batches of 128 are always new. For every choice the best of three step sizes counts.
+A network with 24 inputs, 32 hidden nodes and 10 classes learns what another one says of its inputs, whose sizes differ
+by a factor of 100. Mini-batches of 128 are always new. For every choice the best of three step sizes counts.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def choices() -> list[Choice]:
 
 
 def train(choice: Choice, lr: float, steps: int) -> tuple[float, float]:
-    """Cross entropy on 4,096 samples that were not trained with, and the milliseconds of processor time of a typical step."""
+    """Cross entropy on 4,096 new samples, and the milliseconds of processor time of a typical step."""
     torch.manual_seed(0)
     teacher, model = network(), network()
     with torch.no_grad():

@@ -40,10 +40,17 @@ def geometry() -> Figure:
     theta = torch.stack(torch.meshgrid(line, line, indexing="xy")).flatten(1)
     for axis, matrix, title in zip(figure.subplots(1, 2), (H, P @ H), ("$-H\\theta$", "$-PH\\theta$"), strict=True):
         u, v = -(matrix @ theta)
-        axis.quiver(*theta, u, v, color=INK, width=0.006, angles="xy", scale=26)
+        axis.quiver(*theta.tolist(), u.tolist(), v.tolist(), color=INK, width=0.006, angles="xy", scale=26)
         for eigenvalue, direction in zip(*_eigen(matrix), strict=True):
             axis.axline((0, 0), tuple(direction.tolist()), color=SOFT, lw=0.8, ls=":")
-            axis.annotate(f"{eigenvalue:+.3g}", (0.95 * direction).tolist(), color=SOFT, ha="center", va="center", backgroundcolor="white")
+            axis.annotate(
+                f"{eigenvalue:+.3g}",
+                (0.95 * direction).tolist(),
+                color=SOFT,
+                ha="center",
+                va="center",
+                backgroundcolor="white",
+            )
         axis.set(title=title, aspect="equal", xlim=(-1.2, 1.2), ylim=(-1.2, 1.2), xticks=[], yticks=[])
     return figure
 
@@ -61,7 +68,7 @@ def noise() -> Figure:
     for axis, sigma in zip(axes, (0.05, 0.5), strict=True):
         for name, colour in (("c1", THIRD), ("c2", SOFT), ("c3", INK)):
             found = [optimum(name, float(h), sigma) * float(h) for h in curvature]
-            axis.loglog(curvature, found, color=colour, label=name, lw=1.6)
+            axis.loglog(curvature.tolist(), found, color=colour, label=name, lw=1.6)
         axis.axvline(sigma, color="0.6", lw=0.8, ls=":")
         axis.set(title=f"noise {sigma:g}", xlabel="curvature", ylim=(1e-4, 3))
     axes[0].set_ylabel("curvature after preconditioning")
@@ -130,7 +137,7 @@ def groups() -> Figure:
             dtheta, dgrad = torch.randn(2, 1, 4, 6, generator=generator, dtype=torch.float64)
             group.descend_(psgd.c3(group, dtheta, dgrad), 0.1)
         Q = group.dense()[0].abs()
-        axis.imshow((Q > 1e-12) * (0.35 + 0.65 * Q / Q.max()), cmap="Blues", vmin=0, vmax=1)
+        axis.imshow(((Q > 1e-12) * (0.35 + 0.65 * Q / Q.max())).tolist(), cmap="Blues", vmin=0, vmax=1)
         kept = sum(buffer[0].numel() for buffer in group.buffers().values())
         axis.set_title(f"{name}\n{kept} numbers", fontsize=8)
         axis.set(xticks=[], yticks=[])

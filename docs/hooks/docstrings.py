@@ -23,9 +23,10 @@ class Docstrings(griffe.Extension):
             obj.docstring.value = examples(formulas(obj.docstring.value))
 
     def on_attribute(self, *, attr: griffe.Attribute, **kwargs: Any) -> None:
-        if attr.docstring is None and attr.lineno is not None and isinstance(attr.filepath, Path):
-            if text := comment_above(attr.filepath.read_text(encoding="utf-8").splitlines(), attr.lineno):
-                attr.docstring = griffe.Docstring(text, lineno=attr.lineno, parent=attr)
+        if attr.docstring is not None or attr.lineno is None or not isinstance(attr.filepath, Path):
+            return
+        if text := comment_above(attr.filepath.read_text(encoding="utf-8").splitlines(), attr.lineno):
+            attr.docstring = griffe.Docstring(text, lineno=attr.lineno, parent=attr)
 
 
 def formulas(text: str) -> str:
@@ -41,17 +42,7 @@ def formulas(text: str) -> str:
 
 
 def examples(text: str) -> str:
-    r"""
-    >>> print(examples("See:\n\n>>> 1 + 1\n2\n\nThat.").replace("```", "~~~"))
-    See:
-    <BLANKLINE>
-    ~~~pycon
-    >>> 1 + 1
-    2
-    ~~~
-    <BLANKLINE>
-    That.
-    """
+    """Fence them: without, Markdown takes the signs for quotations."""
     paragraphs = text.split("\n\n")
     return "\n\n".join(f"```pycon\n{p}\n```" if p.lstrip().startswith(">>> ") else p for p in paragraphs)
 
@@ -59,7 +50,7 @@ def examples(text: str) -> str:
 def comment_above(lines: list[str], lineno: int) -> str:
     """
     >>> comment_above(["x = 1", "#: how many", "#: there are", "y = 2"], 4)
-    'how many there are'
+    'How many there are'
     """
     first = lineno - 1
     while first > 0 and lines[first - 1].lstrip().startswith("#:"):

@@ -1,7 +1,7 @@
 """Links of the files at the root of the repository, which are also pages here: `docs/plan.md` is `plan.md`.
 
-``CHANGELOG.md`` and ``CONTRIBUTING.md`` are written for readers of the repository. Here their links to pages lead to the
-pages; those to files that are not part of the site become plain text.
+``CHANGELOG.md`` and ``CONTRIBUTING.md`` are written for readers of the repository. Here their links to pages lead to
+the pages; those to files that are not part of the site become plain text.
 """
 
 from __future__ import annotations

@@ -24,10 +24,6 @@ def replaced(content: str) -> str:
 
 
 def mathml(latex: str, *, block: bool) -> str:
-    """
-    >>> mathml("P > 0", block=False)
-    '<math xmlns="http://www.w3.org/1998/Math/MathML" display="inline"><mrow><mi>P</mi><mo>&gt;</mo><mn>0</mn></mrow></math>'
-    """
     latex = latex.strip()
     try:
         found: str = convert(_aligned(latex), display="block" if block else "inline")

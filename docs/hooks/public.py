@@ -1,8 +1,8 @@
 """The build fails where a public name is not documented.
 
 Public is what ``psgd.__all__`` has, what the modules among it define, and what their classes define that does not begin
-with an underscore. Each of them must have a docstring and a place in the reference: its own, or for what a class inherits
-or overrides that of the class it comes from.
+with an underscore. Each of them must have a docstring and a place in the reference: its own, or for what a class
+inherits or overrides that of the class it comes from.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Name:
 def undocumented(package: ModuleType, anchors: set[str]) -> list[str]:
     """What is missing, in words."""
     return [
-        f"{name.name}: no docstring" if not name.doc else f"{name.name}: not in the reference; add `::: {name.places[0]}`"
+        f"{name.name}: no docstring"
+        if not name.doc
+        else f"{name.name}: not in the reference; add `::: {name.places[0]}`"
         for name in public(package)
         if not name.doc or not anchors.intersection(name.places)
     ]
@@ -98,7 +100,9 @@ def _places(holders: Iterable[type], name: str) -> Iterator[str]:
 
 
 def _home(value: Any, path: str) -> str:
-    return value.__name__ if inspect.ismodule(value) else f"{getattr(value, '__module__', path)}.{path.rpartition('.')[2]}"
+    return (
+        value.__name__ if inspect.ismodule(value) else f"{getattr(value, '__module__', path)}.{path.rpartition('.')[2]}"
+    )
 
 
 def _own_doc(value: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib.util
 import re
@@ -71,6 +72,31 @@ def test_links_of_the_readme_lead_somewhere():
             assert (ROOT / target).exists(), f"{file}: {target}"
 
 
+def test_errors_that_are_explained_are_raised():
+    """The words of each message in the table of errors are those of a text in the sources."""
+    texts = [words(text) for path in (ROOT / "src" / "psgd").rglob("*.py") for text in texts_of(path)]
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8").partition("## What errors say")[2]
+    messages = re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)
+    assert len(messages) >= 20
+    filled_in = {"finitedifference", "hessianvector", "preconditioner", "torch", "bfloat16", "state_dict", "state"}
+    filled_in |= {"param_groups", "psgd", "wants"}
+    for message in messages:
+        assert any(words(message) - filled_in <= text for text in texts), message
+
+
+def texts_of(path: Path) -> Iterator[str]:
+    """All texts of a module, with a gap where something is filled in."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(part.value if isinstance(part, ast.Constant) else " … " for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z_0-9]{3,}", text.lower()))
+
+
 class PairedCase(Case):
     """Random elements of the structure of docs/extending.md."""
 
@@ -135,7 +161,7 @@ def hook(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(("name", "needs"), [("tables", ""), ("links", ""), ("docstrings", "griffe")])
+@pytest.mark.parametrize(("name", "needs"), [("tables", ""), ("links", ""), ("offline", ""), ("docstrings", "griffe")])
 def test_examples_of_hooks(name, needs):
     if needs:
         pytest.importorskip(needs)

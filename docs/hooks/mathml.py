@@ -24,11 +24,16 @@ def replaced(content: str) -> str:
 
 
 def mathml(latex: str, *, block: bool) -> str:
-    latex = latex.strip()
+    latex = latex.strip().replace(r"\_", "_")  # the converter keeps the backslash, within texts
     try:
         found: str = convert(_aligned(latex), display="block" if block else "inline")
     except Exception as error:
         raise ValueError(f"formula {latex!r}: {type(error).__name__} {error}") from error
+    # Bars are fences: without this they would stand apart, as relations do.
+    found = re.sub(
+        r"<mo(?: stretchy=\"false\")?>&#x(0007C|02016);</mo>", r'<mo lspace="0" rspace="0">&#x\1;</mo>', found
+    )
+    found = re.sub(r"<mo>([a-z]+)</mo>", r"<mi>\1</mi>", found)  # names of functions are no operators
     # A command that the converter does not know comes back as it is.
     if unknown := re.search(r"\\[a-zA-Z]+|>&<", found):
         raise ValueError(f"formula {latex!r}: {unknown[0]} is not known to latex2mathml; write it in another way")

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+#: a table of more rows is folded away
+LONG = 24
 _MARK = re.compile(r"^<!-- (table|claims): (\S+) -->$", re.MULTILINE)
 
 
@@ -26,8 +28,10 @@ def benchmark(path: Path) -> str:
     found = _read(path)
     table = found["table"]
     where = ", ".join([*_machine(found["machine"]), *(f"{name} {v}" for name, v in found["versions"].items())])
-    lines = [f"*{found['title']}: {table['caption']}.*", "", *markdown_table(table["columns"], table["rows"])]
-    lines += ["", f"`{found['command']}`; {where}."]
+    shown = markdown_table(table["columns"], table["rows"])
+    if len(table["rows"]) > LONG:
+        shown = [f'??? note "All {len(table["rows"])} rows"', "", *(f"    {line}" for line in shown)]
+    lines = [f"*{found['title']}: {table['caption']}.*", "", *shown, "", f"`{found['command']}`; {where}."]
     failed = [f"{m['label']}: {m['failure']}" for m in found["measurements"] if m["failure"] is not None]
     if failed:
         lines += ["", "Not measured:", "", *(f"* {escaped(line)}" for line in failed)]

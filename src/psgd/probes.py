@@ -108,6 +108,7 @@ class Probe(ABC):
         return torch.addcmul(dgrad, dtheta, ratio.view(-1, *[1] * (dgrad.ndim - 1))), informative
 
     def relative_damping(self, dtype: torch.dtype) -> float:
+        """The damping that was asked for, or the default for a preconditioner of this dtype."""
         return float(torch.finfo(dtype).eps) ** 0.75 if self.damping is None else self.damping
 
     def __repr__(self) -> str:

@@ -348,7 +348,7 @@ class Whitening(Probe):
     It fits the ordinary loop, ``loss.backward(); optimizer.step()``; a closure may be given but is not needed. There is
     no secant equation between ``v`` and ``g``: the criteria ``c1`` and ``c2`` have nothing to fit here. Whitened
     gradients do not become smaller near a minimum, so ``lr`` should: 0.003 is a good start, and for large models
-    0.0007.
+    0.0006.
 
     Args:
         of_average: whiten the average of the gradients, which is what a step with momentum preconditions, instead of

@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo reproduce test lint clean
+.PHONY: help demo reproduce test test-integrations lint clean
 
 help:
 	@echo "make demo       set up .venv and train the paper's zebra-stripe classifier with SGD and with PSGD"
 	@echo "make test       set up .venv, check style and types, run the tests"
+	@echo "make test-integrations  the same for Lightning, Transformers, Accelerate and torch.compile, which it installs"
 	@echo "make reproduce  set up .venv and run the paper's experiments: figures and verdicts in results/"
 	@echo "make lint       the checks of make test that are not tests"
 	@echo "make clean      remove .venv and caches"
@@ -39,6 +40,13 @@ lint: $(INSTALLED)
 test: lint
 	@echo "== pytest"
 	$(BIN)/python -m pytest -n auto --dist loadgroup
+
+# With PSGD_INTEGRATIONS=1 a package that is missing is a failure, not a skipped test.
+test-integrations: $(INSTALLED)
+	@echo "== installing what psgd is used with"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,integrations]'
+	@echo "== pytest tests/integrations"
+	PSGD_INTEGRATIONS=1 $(BIN)/python -m pytest tests/integrations
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

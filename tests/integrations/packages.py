@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import warnings
 from types import ModuleType
 
@@ -20,3 +21,11 @@ def needs(name: str) -> ModuleType:
         if MUST_RUN:
             return importlib.import_module(name)
         return pytest.importorskip(name, reason=f"{name} is not installed; `make test-integrations` installs it")
+
+
+def needs_inductor() -> None:
+    """What ``torch.compile`` does by default: it takes long, and a C++ compiler, which pip cannot install."""
+    if not MUST_RUN:
+        pytest.skip("torch.compile takes long; `make test-integrations` runs it")
+    if not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))):
+        pytest.skip("torch.compile needs a C++ compiler on a CPU, and there is none")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import re
 import runpy
-import shutil
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
-from .packages import MUST_RUN, needs
+from .packages import needs, needs_inductor
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
 #: those that need packages, and others' warnings that come with them
@@ -31,10 +30,7 @@ examples = pytest.mark.parametrize("name", NAMES)
 def prepared(name: str, tmp_path, monkeypatch):
     """Skips what cannot be run here, and runs the rest in an empty folder."""
     if name == "compiled_model":
-        if not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))):
-            pytest.skip("torch.compile needs a C++ compiler on a CPU, and there is none")
-        if not MUST_RUN:
-            pytest.skip("torch.compile takes long; `make test-integrations` runs it")
+        needs_inductor()
         torch._dynamo.reset()
     if name in PACKAGES:
         needs(PACKAGES[name])

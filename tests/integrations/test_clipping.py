@@ -70,7 +70,7 @@ def test_clipping_in_the_closure_hides_the_curvature_along_the_gradient():
 
 def test_max_norm_is_the_limit_for_finite_differences():
     assert descend(clip=None, max_norm=1.0) < 1e-20
-    assert descend(clip=0.1, max_norm=None) > 1e-3
+    assert descend(clip=0.1, max_norm=None) > 1  # more than at the start
 
 
 def test_clipping_that_does_not_clip_changes_no_bit():

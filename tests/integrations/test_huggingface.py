@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from psgd import PSGD, FiniteDifference, Whitening
+from psgd import PSGD, FiniteDifference, HessianVector, Whitening
 
 from ..cases import batch, small_model, train
 from .packages import needs
@@ -36,6 +36,10 @@ def whitening(model: nn.Module) -> PSGD:
 
 def finite_difference(model: nn.Module) -> PSGD:
     return PSGD(model.parameters(), lr=0.05, max_norm=1.0)
+
+
+def hessian_vector(model: nn.Module) -> PSGD:
+    return PSGD(model.parameters(), lr=0.05, max_norm=1.0, probe=HessianVector())
 
 
 def loop(accelerator, model, optimizer, first: int, last: int, clip: float | None = None) -> None:
@@ -83,7 +87,7 @@ def test_mixed_precision_keeps_parameters_and_state_in_float32():
     assert {v.dtype for v in state.values() if v.is_floating_point()} == {torch.float32}
 
 
-@pytest.mark.parametrize("make", [whitening, finite_difference])
+@pytest.mark.parametrize("make", [whitening, finite_difference, hessian_vector])
 def test_a_closure_goes_through_to_the_optimizer(make):
     accelerator, model, optimizer = prepared(make)
     for step in range(STEPS):
@@ -92,7 +96,8 @@ def test_a_closure_goes_through_to_the_optimizer(make):
         def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
             optimizer.zero_grad()
             loss = ((model(x) - y) ** 2).mean()
-            accelerator.backward(loss)
+            if make is not hessian_vector:
+                accelerator.backward(loss)
             return loss
 
         optimizer.step(closure)

@@ -167,6 +167,21 @@ def test_mixed_precision_trains(tmp_path, make):
     assert after < 0.7 * before
 
 
+def test_scaled_gradients_are_for_whitening(tmp_path):
+    """The ``Trainer`` steps without a closure then. A scale that is too large costs a step, as ever."""
+
+    def scaled() -> dict[str, object]:
+        precision = pl.plugins.precision.MixedPrecision
+        return {"plugins": [precision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10))]}
+
+    model = Model(whitening)
+    made = fit(model, tmp_path, **scaled())
+    assert int(made.optimizers[0].state[model.net[0].weight]["step"]) == STEPS
+    assert not same(model.net, small_model())
+    with pytest.raises(ValueError, match=r"closure=None: FiniteDifference wants step\(closure\); Whitening works"):
+        fit(Model(finite_difference), tmp_path, **scaled())
+
+
 @pytest.mark.parametrize("make", [whitening, finite_difference])
 def test_a_run_resumed_from_a_checkpoint_is_the_same_run(tmp_path, make):
     def scheduled(model: Model):

@@ -23,12 +23,8 @@ pl = needs("lightning.pytorch")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:.*GPU available but not used"),
     pytest.mark.filterwarnings("ignore:The number of training batches .* is smaller than the logging interval"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
     pytest.mark.filterwarnings("ignore:`training_step` returned `None`"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated"),
-    pytest.mark.filterwarnings("ignore:.*treespec.*"),
 ]
 STEPS = 8
 

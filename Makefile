@@ -5,16 +5,17 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.installed-docs
 
-.PHONY: help demo reproduce docs test lint dist clean
+.PHONY: help demo reproduce docs test test-integrations lint dist clean
 
 help:
-	@echo "make demo       set up .venv and train the paper's zebra-stripe classifier with SGD and with PSGD"
-	@echo "make test       set up .venv, check style and types, run the tests"
-	@echo "make reproduce  set up .venv and run the paper's experiments: figures and verdicts in results/"
-	@echo "make docs       set up .venv and build the documentation in site/"
-	@echo "make lint       the checks of make test that are not tests"
-	@echo "make dist       build the sdist and the wheel in dist/, and try them in an empty environment"
-	@echo "make clean      remove .venv and caches"
+	@echo "make demo               set up .venv and train the paper's zebra-stripe classifier with SGD and with PSGD"
+	@echo "make test               set up .venv, check style and types, run the tests"
+	@echo "make test-integrations  tests for Lightning, Transformers, Accelerate and torch.compile, which it installs"
+	@echo "make reproduce          set up .venv and run the paper's experiments: figures and verdicts in results/"
+	@echo "make docs               set up .venv and build the documentation in site/"
+	@echo "make lint               the checks of make test that are not tests"
+	@echo "make dist               build the sdist and the wheel in dist/, and try them in an empty environment"
+	@echo "make clean              remove .venv and caches"
 
 # The stamp is written last, so an interrupted installation is done again.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -53,6 +54,13 @@ lint: $(INSTALLED)
 test: lint
 	@echo "== pytest"
 	$(BIN)/python -m pytest -n auto --dist loadgroup
+
+# With PSGD_INTEGRATIONS=1 a package that is missing is a failure, not a skipped test.
+test-integrations: $(INSTALLED)
+	@echo "== installing what psgd is used with"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,integrations]'
+	@echo "== pytest tests/integrations"
+	PSGD_INTEGRATIONS=1 $(BIN)/python -m pytest tests/integrations
 
 dist: $(INSTALLED)
 	@echo "== sdist and wheel"

@@ -113,7 +113,7 @@ def main() -> None:
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     panels = figure.subplots(1, 3)
     x = torch.linspace(-1, 1, 400)[:, None]
-    panels[0].plot(x, exact(x), color="black", linewidth=3, alpha=0.25, label="exact")
+    panels[0].plot(x.numpy(), exact(x).numpy(), color="black", linewidth=3, alpha=0.25, label="exact")
     for name, color in (("Adam", "tab:green"), ("L-BFGS", "tab:red"), ("PSGD", "tab:blue")):
         model, rows = train(name, arguments.steps, arguments.seed)
         gradients, seconds, losses, errors = zip(*rows, strict=True)
@@ -122,7 +122,7 @@ def main() -> None:
             f"{gradients[-1]} gradients, {seconds[-1]:.1f} s",
             flush=True,
         )
-        panels[0].plot(x, model(x)[0].detach(), color=color, linewidth=1, label=name)
+        panels[0].plot(x.numpy(), model(x)[0].detach().numpy(), color=color, linewidth=1, label=name)
         panels[1].loglog(gradients, losses, color=color)
         panels[2].loglog(seconds, losses, color=color)
     panels[0].set(xlabel="x", ylabel="u")

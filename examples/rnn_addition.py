@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from psgd import PSGD, Affine, Kronecker
 
-LENGTH, BATCH, STATES = 100, 100, 50
+BATCH, STATES = 100, 50
 SOLVED = 0.01
 #: mini-batches whose losses are averaged to one point of a curve
 AVERAGED = 25
@@ -28,11 +28,11 @@ AVERAGED = 25
 WARMUP = 500
 
 
-def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Sequences ``(LENGTH, BATCH, 2)`` of numbers and marks, and for each the sum of its two marked numbers."""
-    numbers = torch.rand(LENGTH, BATCH, generator=generator) - 0.5
-    order = torch.rand(LENGTH // 2, BATCH, generator=generator).argsort(0)
-    marks = torch.zeros(LENGTH, BATCH).scatter(0, order[:2], 1.0)
+def batch(generator: torch.Generator, length: int) -> tuple[Tensor, Tensor]:
+    """Sequences ``(length, BATCH, 2)`` of numbers and marks, and for each the sum of its two marked numbers."""
+    numbers = torch.rand(length, BATCH, generator=generator) - 0.5
+    order = torch.rand(length // 2, BATCH, generator=generator).argsort(0)
+    marks = torch.zeros(length, BATCH).scatter(0, order[:2], 1.0)
     return torch.stack([numbers, marks], dim=-1), (numbers * marks).sum(0)
 
 
@@ -75,7 +75,7 @@ def optimizer_of(name: str, model: nn.Module) -> torch.optim.Optimizer:
     )
 
 
-def train(name: str, steps: int, seed: int) -> tuple[list[tuple[int, float]], float]:
+def train(name: str, length: int, steps: int, seed: int) -> tuple[list[tuple[int, float]], float]:
     """The learning curve, and the seconds it took; a solved problem ends it."""
     torch.manual_seed(seed)
     model = Network()
@@ -86,7 +86,7 @@ def train(name: str, steps: int, seed: int) -> tuple[list[tuple[int, float]], fl
     curve, losses = [], []
     begin = time.process_time()
     for step in range(1, steps + 1):
-        x, y = batch(generator)
+        x, y = batch(generator, length)
 
         def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
             optimizer.zero_grad()
@@ -107,11 +107,14 @@ def train(name: str, steps: int, seed: int) -> tuple[list[tuple[int, float]], fl
 def main() -> None:
     parser = argparse.ArgumentParser(description="Teach a recurrent network to add, by SGD, Adam and PSGD.")
     parser.add_argument("--steps", type=int, default=1500, help="mini-batches for each at most (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--length", type=int, default=100, help="numbers in a sequence (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("gallery/rnn_addition.png"), metavar="FIGURE")
     arguments = parser.parse_args()
     if arguments.steps < 1:
         parser.error("--steps wants at least 1")
+    if arguments.length < 4:
+        parser.error("--length wants at least 4: two numbers of the first half are marked")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # products this small are no faster with more
     torch.set_default_dtype(torch.float64)
@@ -119,7 +122,7 @@ def main() -> None:
     figure = Figure(figsize=(8, 4), layout="constrained")
     panel = figure.subplots()
     for name, color in (("SGD", "tab:orange"), ("Adam", "tab:green"), ("PSGD", "tab:blue")):
-        curve, seconds = train(name, arguments.steps, arguments.seed)
+        curve, seconds = train(name, arguments.length, arguments.steps, arguments.seed)
         step, loss = curve[-1]
         verdict = f"solved after {step} mini-batches" if loss < SOLVED else "not solved"
         print(f"{name:>4}: loss {curve[0][1]:.4f} -> {loss:.4f}, {verdict}, {seconds:.1f} s", flush=True)

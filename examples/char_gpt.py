@@ -3,7 +3,7 @@
     python examples/char_gpt.py --text FILE
 
 Without ``--text`` it reads Python's own language reference, the one that ``help()`` shows, which comes with Python. The
-model has two layers and about 110,000 parameters, so that it learns something in a minute on one core; for a larger one
+model has two layers and about 117,000 parameters, so that it learns something in a minute on one core; for a larger one
 start from the same step size, 0.0007 to 0.003.
 """
 

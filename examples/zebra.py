@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 import torch
-from matplotlib import colormaps
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -101,9 +100,8 @@ def main() -> None:
         panels["curves"].plot(*zip(*curve, strict=True), color=color, label=f"{name}, {seconds:.0f} s")
         pictures[name] = (f"{name}: {wrong:.1%} wrong", probability)
 
-    shades = colormaps["gray"].resampled(32)  # which are enough, and make a small file
     for place, (title, values) in pictures.items():
-        panels[place].imshow(values.numpy(), cmap=shades, vmin=0, vmax=1, origin="lower", extent=(0, 1, 0, 1))
+        panels[place].imshow(values.numpy(), cmap="gray", vmin=0, vmax=1, origin="lower", extent=(0, 1, 0, 1))
         panels[place].set_title(title, fontsize="medium")
         panels[place].set(xticks=(0, 1), yticks=(0, 1))
     panels["curves"].set(xlabel="mini-batches", ylabel="cross entropy")

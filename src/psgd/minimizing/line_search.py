@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 #: of the decrease that the slope promises, so much is enough
@@ -71,12 +72,12 @@ def search(
     lows = 0
     for _ in range(MAX_TRIALS):
         x_new = x + alpha * direction
+        if not alpha > low.alpha or torch.equal(x_new, x):
+            break
         f = value(x_new)
         if f == -math.inf:
             return Found(alpha, x_new, f, gradient(x_new))
         if not f <= min(start + ENOUGH * alpha * slope, low.value) + rounding:
-            if alpha == low.alpha or not (x_new != x).any():
-                break
             high = Point(alpha, f, math.nan)
             alpha = _shorter(low, high)
             continue

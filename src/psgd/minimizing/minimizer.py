@@ -17,7 +17,7 @@ from ..probes import Probe, Whitening
 from . import result
 from .descent import Limits, Reason, State, descend
 from .metric import Metric
-from .objective import Objective
+from .objective import FORWARD, Objective
 from .result import OptimizeResult
 from .stochastic import default_probe, wander
 
@@ -74,7 +74,8 @@ def minimize(
             ``StopIteration`` the minimisation ends
         options: the keywords below as a dict, as SciPy has them
         gtol: largest element of the gradient at which it has converged; by default the square root of the machine
-            precision. With ``stochastic`` the gradient is an average over some hundred iterations, and the default 0.
+            precision, with ``jac="2-point"`` its cubic root. With ``stochastic`` the gradient is an average over some
+            hundred iterations, and the default 0.
         ftol: converged after three iterations that each made the function lower by at most ``ftol · max(|f|, 1)``. By
             default only where the difference is rounding; not with ``stochastic``.
         xtol: converged after a step of at most ``xtol · max(|x|, 1)``; by default 0. Not with ``stochastic``.
@@ -137,8 +138,9 @@ def minimize(
 
     objective = Objective(fun, x0, args, jac, int(seed))
     n, eps = objective.start.numel(), float(torch.finfo(objective.start.dtype).eps)
+    digits = 1 / 3 if objective.jac == FORWARD and not objective.refinable else 1 / 2
     limits = Limits(
-        gtol=next((v for v in (gtol, tol) if v is not None), 0.0 if stochastic else math.sqrt(eps)),
+        gtol=next((v for v in (gtol, tol) if v is not None), 0.0 if stochastic else eps**digits),
         ftol=ftol,
         xtol=0.0 if xtol is None else xtol,
         maxiter=max(1000, 200 * n) if maxiter is None else maxiter,

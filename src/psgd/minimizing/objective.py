@@ -116,9 +116,9 @@ class Objective:
 
     def refine(self) -> bool:
         """Go over to central differences; False where there is nothing finer."""
-        if not self.refinable or self.jac == CENTRAL:
+        if not self.refinable:
             return False
-        self.jac = CENTRAL
+        self.jac, self.refinable = CENTRAL, False
         return True
 
     def next_sample(self) -> None:

@@ -102,6 +102,10 @@ def descend(
 REFINED = (result.GRADIENT, result.VALUE, result.STEP, result.LINE_SEARCH)
 
 
+#: iterations in a row that change too little: for ``ftol``, and where only rounding is to end it
+SMALL, ROUNDED = 3, 10
+
+
 class Ends:
     """Whether it is time to stop."""
 
@@ -134,14 +138,14 @@ class Ends:
             return result.UNBOUNDED
         if float(now.g.abs().amax()) <= (max(limits.gtol, self.eps ** (1 / 3)) if coarse else limits.gtol):
             return result.GRADIENT
-        if self.small >= 3 or (coarse and self.slow):
+        if self.small >= (ROUNDED if limits.ftol is None else SMALL) or (coarse and self.slow):
             return result.VALUE
         if self.step <= limits.xtol:
             return result.STEP
         return result.MAXITER if now.nit >= limits.maxiter else None
 
     def is_rounding(self, lowered: float, f: float) -> bool:
-        return self.small > 0 or lowered <= 64 * self.eps * max(1.0, abs(f))
+        return lowered <= 64 * self.eps * max(1.0, abs(f))
 
 
 class Directions:

@@ -77,21 +77,23 @@ def search(
         f = value(x_new)
         if f == -math.inf:
             return Found(alpha, x_new, f, gradient(x_new))
-        if not f <= min(start + ENOUGH * alpha * slope, low.value) + rounding:
+        lower = f - start <= ENOUGH * alpha * slope and f <= low.value
+        if not lower and not f - min(start, low.value) <= rounding:
             high = Point(alpha, f, math.nan)
             alpha = _shorter(low, high)
             continue
         g = gradient(x_new)
-        s = float((g * direction).sum())
-        if not math.isfinite(s):
-            high = Point(alpha, math.inf, math.nan)
+        s = float(g.dot(direction))
+        flat = abs(s) <= flatness * abs(slope)
+        if not math.isfinite(s) or not (lower or flat):
+            high = Point(alpha, f if math.isfinite(s) else math.inf, math.nan)
             alpha = _shorter(low, high)
             continue
         lows += 1
         here = Point(alpha, f, s)
-        if best is None or f <= best.value or abs(s) <= flatness * abs(slope):
+        if best is None or f <= best.value or flat:
             best = Found(alpha, x_new, f, g)
-        if abs(s) <= flatness * abs(slope) or lows >= MAX_LOW:
+        if flat or lows >= MAX_LOW:
             break
         wanted = _cubic(low, here)
         if s < 0:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..criteria import Criterion
-from ..groups import Dense, Group, Structure
+from ..groups import Dense, Group, Kronecker, Structure
 from ..memory import available_bytes, readable
 from ..normalize import Spectral
 from ..tangent import Tangent
@@ -35,8 +35,8 @@ class Metric:
         like: a tensor of the same dtype and device
         criterion: what ``Q`` is fitted to
         precond_lr: the largest step of ``Q``; by default 0.9 for ``Dense``, which follows every pair at once, 0.5 for
-            inverse-free factors, and 0.05 for the others, which cannot have what one pair wants without losing what
-            the others do
+            inverse-free factors, 0.3 for other ``Kronecker`` factors, and 0.05 for the rest, which cannot have what
+            one pair wants without losing what the others do
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class Metric:
                 f"{readable(free)} are free; minimize wants Kronecker(), LowRank() or Diagonal() here"
             )
         self.dense = isinstance(structure, Dense)
-        own = 0.9 if self.dense else 0.5 if structure.own_normalization else 0.05
+        factors = 0.5 if structure.own_normalization else 0.3
+        own = 0.9 if self.dense else factors if isinstance(structure, Kronecker) else 0.05
         self.cap = own if precond_lr is None else precond_lr
         #: a dense Q has room for all that one pair says, and where it is small, that costs little
         self.descents = max(1, min(4, 400 // like.numel())) if self.dense else 1

@@ -83,8 +83,8 @@ def minimize(
         maxfun: number of evaluations of ``fun`` after which no iteration is begun; by default no limit
         disp: print how it ended
         stochastic: the function has noise
-        preconditioner: what ``P`` looks like; by default ``Dense()`` up to 512 elements, then ``Kronecker()`` for
-            matrices and ``Diagonal()`` for vectors
+        preconditioner: what ``P`` looks like; by default ``Dense()`` up to 512 elements, then
+            ``Kronecker(inverse_free=False)`` for matrices and ``Diagonal()`` for vectors
         criterion: what ``P`` is fitted to
         probe: without noise, ``HessianVector()`` or ``FiniteDifference()`` for a pair in a random direction at each
             iteration, besides that of the step. With noise, where pairs come from: by default ``HessianVector()`` with
@@ -149,13 +149,12 @@ def minimize(
     shape = tuple(objective.shape) or (1,)
     structure = _structure(shape) if preconditioner is None else preconditioner
     watch = _watch(callback, objective)
-    with torch.no_grad():
-        if stochastic:
-            chosen = default_probe(objective) if probe is None else probe
-            now, reason = wander(objective, structure, criterion, chosen, lr, precond_lr, limits, int(seed), watch)
-        else:
-            metric = Metric(structure, shape, objective.start, criterion, precond_lr)
-            now, reason = descend(objective, metric, limits, int(probe is not None), int(seed), watch)
+    if stochastic:
+        chosen = default_probe(objective) if probe is None else probe
+        now, reason = wander(objective, structure, criterion, chosen, lr, precond_lr, limits, int(seed), watch)
+    else:
+        metric = Metric(structure, shape, objective.start, criterion, precond_lr)
+        now, reason = descend(objective, metric, limits, int(probe is not None), int(seed), watch)
     found = _result(objective, now, reason)
     if disp:
         print(found.message)
@@ -167,7 +166,7 @@ def minimize(
 def _structure(shape: tuple[int, ...]) -> Structure:
     if math.prod(shape) <= MAX_DENSE:
         return Dense()
-    return Kronecker() if sum(n > 1 for n in shape) > 1 else Diagonal()
+    return Kronecker(inverse_free=False) if sum(n > 1 for n in shape) > 1 else Diagonal()
 
 
 def _watch(callback: Callable[..., Any] | None, objective: Objective) -> Callable[[State], Reason | None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import subprocess
 import sys
 
@@ -131,11 +133,11 @@ def test_solves_from_random_starts(name):
         assert by_torch(fun, start).fun <= 1e-8
 
 
-def test_solves_rosenbrock_in_100_dimensions_in_about_as_many_gradients_as_bfgs():
-    result = by_torch(rosenbrock, chain(100))
+def test_solves_rosenbrock_in_40_dimensions_in_about_as_many_gradients_as_bfgs():
+    result = by_torch(rosenbrock, chain(40))
     assert result.fun <= 1e-8
     assert abs(result.jac).max() <= 2e-8
-    theirs = scipy.optimize.minimize(rosenbrock, chain(100), jac=gradient_of(rosenbrock), method="BFGS")
+    theirs = scipy.optimize.minimize(rosenbrock, chain(40), jac=gradient_of(rosenbrock), method="BFGS")
     assert result.njev < 1.5 * theirs.njev
 
 
@@ -218,16 +220,16 @@ def test_args_go_to_fun_and_jac():
 def test_stops_where_the_gradient_is_small():
     done = by_torch(bowl, [1.0, 1.0])
     assert (done.nit, done.nfev, done.njev, done.status, done.success) == (0, 1, 1, 0, True)
-    loose, tight = (by_torch(rosenbrock, chain(10), gtol=gtol) for gtol in (1e-2, 1e-6))
+    loose, tight = (by_torch(rosenbrock, chain(4), gtol=gtol) for gtol in (1e-2, 1e-6))
     assert 1e-6 < abs(loose.jac).max() <= 1e-2
     assert abs(tight.jac).max() <= 1e-6
     assert loose.nit < tight.nit
-    assert by_torch(rosenbrock, chain(10), tol=1e-2).nit == loose.nit
-    assert by_torch(rosenbrock, chain(10), options={"gtol": 1e-2}).nit == loose.nit
+    assert by_torch(rosenbrock, chain(4), tol=1e-2).nit == loose.nit
+    assert by_torch(rosenbrock, chain(4), options={"gtol": 1e-2}).nit == loose.nit
 
 
 def test_stops_where_the_function_no_longer_decreases():
-    result = by_torch(rosenbrock, chain(10), ftol=1e-3)
+    result = by_torch(rosenbrock, chain(4), ftol=1e-3)
     assert (result.status, result.success) == (1, True)
     assert abs(result.jac).max() > 1e-7
     # a kink at the minimum, where the gradient does not vanish
@@ -420,10 +422,10 @@ def sampled(x, rng):
 @pytest.mark.parametrize("kind", [torch.zeros, np.zeros], ids=["torch", "numpy"])
 def test_solves_with_noise(kind):
     x0 = kind(2, dtype=torch.float64 if kind is torch.zeros else float)
-    result = minimize(sampled, x0, stochastic=True, maxiter=400)
-    assert (result.status, result.success, result.nit) == (7, True, 400)
+    result = minimize(sampled, x0, stochastic=True, maxiter=250)
+    assert (result.status, result.success, result.nit) == (7, True, 250)
     assert abs(np.asarray(result.x) - [1, 2]).max() < 0.3
-    again, half = (minimize(sampled, x0, stochastic=True, maxiter=n) for n in (400, 200))
+    again, half = (minimize(sampled, x0, stochastic=True, maxiter=n) for n in (250, 20))
     assert (again.x == result.x).all()
     assert not (half.x == result.x).all()
 
@@ -513,7 +515,10 @@ def test_result_has_the_fields_of_scipy():
     del ours.extra
     with pytest.raises(AttributeError, match="extra"):
         _ = ours.extra
-    assert ours.copy() == ours
+    for same in (ours.copy(), copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert isinstance(same, OptimizeResult)
+        assert list(same) == list(ours)
+        assert (same.x == ours.x).all()
     lines = repr(ours).splitlines()
     assert lines[0].strip().startswith("message: Converged")
     assert any(line.strip().startswith("x: [1, 1]") for line in lines)
@@ -529,7 +534,7 @@ def test_disp_prints_how_it_ended(capsys):
 
 def test_same_call_same_bits():
     for interface in (by_torch, by_differences):
-        first, second = (interface(rosenbrock, chain(10)) for _ in range(2))
+        first, second = (interface(rosenbrock, chain(4)) for _ in range(2))
         assert (first.x == second.x).all()
         assert first.nfev == second.nfev
 

@@ -187,16 +187,19 @@ def table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def draw(outcomes: Sequence[Outcome]) -> Picture:
+    """Gradients: unlike seconds, they are the same on every machine."""
     groups = _by_problem(outcomes)
-    picture = Picture(figsize=(11, 1.6 * max(1, len(groups))), layout="constrained")
-    panels = picture.subplots(max(1, len(groups)), 2, squeeze=False)
-    for line, (problem, group) in zip(panels, groups.items(), strict=False):
+    lines = max(1, -(-len(groups) // 2))
+    picture = Picture(figsize=(8, 1.3 * lines), layout="constrained")
+    panels = list(picture.subplots(lines, 2, squeeze=False).flat)
+    for panel in panels[len(groups) :]:
+        panel.set_axis_off()
+    for panel, (problem, group) in zip(panels, groups.items(), strict=False):
         colors = {method: OURS if method == PSGD else THEIRS for method in group}
         missing = {method: "failed" if o.failure else "not reached" for method, o in group.items()}
-        for panel, what in zip(line, ("gradients", "seconds"), strict=True):
-            values = {method: float(o.row[what]) if reached(o) else None for method, o in group.items()}
-            bars(panel, values, colors, what, missing)
-            panel.set_title(problem, fontsize="medium")
+        values = {method: float(o.row["gradients"]) if reached(o) else None for method, o in group.items()}
+        bars(panel, values, colors, "gradients", missing)
+        panel.set_title(problem, fontsize="medium")
     return picture
 
 

@@ -6,9 +6,9 @@ and how their outcomes become a table and a picture. Processes, time limits, fai
 
 from __future__ import annotations
 
-from . import dense, dist, fit, kron, lm, problems, step
+from . import dense, dist, fit, kron, lm, minimize, problems, step
 from .benchmark import Benchmark
 
 BENCHMARKS: dict[str, Benchmark] = {
-    module.BENCHMARK.name: module.BENCHMARK for module in (dense, kron, step, problems, lm, fit, dist)
+    module.BENCHMARK.name: module.BENCHMARK for module in (dense, kron, step, problems, lm, fit, dist, minimize)
 }

@@ -1,0 +1,187 @@
+"""Minimisation without noise: preconditioned conjugate directions and a line search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..noise import Noise
+from . import result
+from .line_search import search
+from .metric import Metric
+from .objective import Objective
+
+Reason = tuple[int, bool, str]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop; ``ftol`` is None where only rounding is to end it."""
+
+    gtol: float
+    ftol: float | None
+    xtol: float
+    maxiter: int
+    maxfun: float
+
+
+@dataclass
+class State:
+    x: Tensor
+    f: float
+    g: Tensor
+    nit: int = 0
+
+
+#: tells of each iteration; returns why to stop, or None
+Watch = Callable[[State], "Reason | None"]
+
+
+def descend(
+    objective: Objective, metric: Metric, limits: Limits, probes: int, seed: int, watch: Watch
+) -> tuple[State, Reason]:
+    """Minimise, and say why it ended.
+
+    A direction is ``−P g``, made conjugate to the one before it (Hager and Zhang's formula, with ``P`` for the
+    identity): where ``P`` is the inverse Hessian that changes nothing, and where ``P`` has little room, as a diagonal
+    one has, it makes up for much of what is missing. The pair ``(δθ, δg)`` of each step then is what ``Q`` is fitted
+    to; ``probes`` more are measured in random directions.
+    """
+    x = objective.start
+    f = objective.value(x)
+    if not math.isfinite(f):
+        raise ValueError(f"x0: fun is {f} there; minimize wants to start where it is finite")
+    now = State(x, f, objective.gradient(x))
+    if not bool(torch.isfinite(now.g).all()):
+        raise ValueError("x0: the gradient is not finite there; minimize wants to start where it is")
+    ends = Ends(limits, now)
+    directions = Directions(metric)
+    eps = float(torch.finfo(x.dtype).eps)
+    flatness = 0.5 if metric.descents > 1 else 0.1
+    while True:
+        reason = ends.reason(now, coarse=objective.refinable)
+        if reason is None and objective.nfev >= limits.maxfun:
+            reason = result.MAXFUN
+        found = None
+        if reason is None:
+            for d, slope, first in directions.to_try(now.g):
+                rounding = 4 * eps * abs(now.f)
+                found = search(objective.value, objective.gradient, now.x, now.f, d, slope, first, flatness, rounding)
+                if found is not None:
+                    break
+            else:
+                lowered = 0.5 * directions.decrement
+                reason = result.VALUE if ends.is_rounding(lowered, now.f) else result.LINE_SEARCH
+        if found is None:
+            assert reason is not None
+            if reason not in REFINED or not objective.refine():
+                return now, reason
+            now.g = objective.gradient(now.x)
+            directions.last = None
+            ends.small, ends.step, ends.slow = 0, math.inf, False
+            continue
+        step, change, before = found.x - now.x, found.gradient - now.g, now.f
+        now.x, now.f, now.g = found.x, found.value, found.gradient
+        now.nit += 1
+        if (reason := watch(now)) is not None:
+            return now, reason
+        ends.saw(step, before, now)
+        noise = Noise(now.nit)
+        for k in range(probes):
+            metric.fit(*objective.product(now.x, now.g, noise(now.x, seed, k)))
+        metric.fit(step, change)
+        directions.last = (d, change)
+        directions.far = found.alpha if metric.unit is None else 0.0
+
+
+#: what a gradient by forward differences may say too early
+REFINED = (result.GRADIENT, result.VALUE, result.STEP, result.LINE_SEARCH)
+
+
+#: iterations in a row that change too little: for ``ftol``, and where only rounding is to end it
+SMALL, ROUNDED = 3, 10
+
+
+class Ends:
+    """Whether it is time to stop."""
+
+    def __init__(self, limits: Limits, start: State) -> None:
+        self.limits = limits
+        kind = torch.finfo(start.x.dtype)
+        self.eps = float(kind.eps)
+        self.lowest = -math.sqrt(kind.max) * max(1.0, abs(start.f))
+        #: iterations in a row that changed the function by no more than ``ftol``
+        self.small = 0
+        #: the last iteration changed the function by no more than the square root of eps
+        self.slow = False
+        #: the last step, relative to ``xtol``
+        self.step = math.inf
+
+    def saw(self, step: Tensor, before: float, now: State) -> None:
+        """Take notice of an iteration."""
+        ftol = self.limits.ftol
+        scale = max(abs(now.f), abs(before), 0.0 if ftol is None else 1.0)
+        self.small = self.small + 1 if before - now.f <= (self.eps if ftol is None else ftol) * scale else 0
+        self.slow = before - now.f <= math.sqrt(self.eps) * max(abs(now.f), abs(before), 1.0)
+        self.step = float(step.abs().amax()) / max(1.0, float(now.x.abs().amax()))
+
+    def reason(self, now: State, coarse: bool) -> Reason | None:
+        """Args:
+        coarse: the gradient is so coarse that there is no sense in asking for much, and it can be made finer
+        """
+        limits = self.limits
+        if now.f <= self.lowest:
+            return result.UNBOUNDED
+        if float(now.g.abs().amax()) <= (max(limits.gtol, self.eps ** (1 / 3)) if coarse else limits.gtol):
+            return result.GRADIENT
+        if self.small >= (ROUNDED if limits.ftol is None else SMALL) or (coarse and self.slow):
+            return result.VALUE
+        if self.step <= limits.xtol:
+            return result.STEP
+        return result.MAXITER if now.nit >= limits.maxiter else None
+
+    def is_rounding(self, lowered: float, f: float) -> bool:
+        return lowered <= 64 * self.eps * max(1.0, abs(f))
+
+
+class Directions:
+    """Where to go, in the order in which it is to be tried."""
+
+    def __init__(self, metric: Metric) -> None:
+        self.metric = metric
+        #: the direction before, and how the gradient changed along it
+        self.last: tuple[Tensor, Tensor] | None = None
+        #: the last step along a gradient that does not change, of which ``P`` learns nothing
+        self.far = 0.0
+        #: ``gᵀ P g``, twice what a quadratic function would still fall
+        self.decrement = math.inf
+
+    def to_try(self, g: Tensor) -> Iterator[tuple[Tensor, float, float]]:
+        """Directions that lead down, each with the slope along it and the step to try first.
+
+        When ``−P g`` is of no use either, ``P`` is forgotten, and the gradient itself is what is left.
+        """
+        if self.metric.unit is not None:
+            Pg = self.metric.precondition(g)
+            self.decrement = float(g.dot(Pg))
+            if 0 < self.decrement < math.inf:
+                if self.last is not None:
+                    d = Pg.neg().add_(self.last[0], alpha=self._beta(g, Pg, *self.last))
+                    if (slope := float(g.dot(d))) <= -0.05 * self.decrement:
+                        yield d, slope, 1.0
+                yield -Pg, -self.decrement, 1.0
+            self.metric.reset()
+        size = float(g.norm())
+        yield -g, -size * size, max(self.far, 1.0 / max(1.0, size))
+
+    def _beta(self, g: Tensor, Pg: Tensor, d: Tensor, change: Tensor) -> float:
+        curvature = float(d.dot(change))
+        if not curvature > 0:
+            return 0.0
+        stretch = float(change.dot(self.metric.precondition(change))) / curvature
+        beta = (float(change.dot(Pg)) - 2 * stretch * float(g.dot(d))) / curvature
+        return beta if math.isfinite(beta) else 0.0

@@ -1,0 +1,111 @@
+"""``P = QᵀQ`` of a minimisation without noise, fitted to pairs that are exact."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..criteria import Criterion
+from ..groups import Dense, Group, Kronecker, Structure
+from ..memory import available_bytes, readable
+from ..normalize import Spectral
+from ..tangent import Tangent
+
+#: a pair that fits to this is not worth a further descent
+FITTED = 0.1
+
+
+class Metric:
+    """A group of the library, fitted by its own descents along the tangents of a criterion.
+
+    With noise the step size of ``Q`` has to be small. Without, it can be chosen such that a pair fits afterwards: for
+    criterion 3, ``S = a aᵀ − b bᵀ`` vanishes where ``a = ±b``, which is the secant equation ``P δg = ±δθ``. So with
+    the pair of each step of the parameters ``P`` is that of a quasi-Newton method, but for the sign, which it does not
+    see.
+
+    To begin with, ``P`` is a multiple of the identity, ``‖δθ‖ / ‖δg‖`` of the first pair: ``Q`` is fitted in units in
+    which that is one.
+
+    Args:
+        structure: what ``Q`` looks like
+        shape: of the array it works on
+        like: a tensor of the same dtype and device
+        criterion: what ``Q`` is fitted to
+        precond_lr: the largest step of ``Q``; by default 0.9 for ``Dense``, which follows every pair at once, 0.5 for
+            inverse-free factors, 0.3 for other ``Kronecker`` factors, and 0.05 for the rest, which cannot have what
+            one pair wants without losing what the others do
+    """
+
+    def __init__(
+        self,
+        structure: Structure,
+        shape: Sequence[int],
+        like: Tensor,
+        criterion: Criterion,
+        precond_lr: float | None = None,
+    ) -> None:
+        self.structure, self.shape, self.criterion = structure, tuple(shape), criterion
+        needed, free = structure.init(shape, dtype=like.dtype, device="meta").nbytes(), available_bytes(like.device)
+        if free is not None and needed > free:
+            raise ValueError(
+                f"preconditioner={structure!r}: Q would take {readable(needed)} on {like.device}, where "
+                f"{readable(free)} are free; minimize wants Kronecker(), LowRank() or Diagonal() here"
+            )
+        self.dense = isinstance(structure, Dense)
+        factors = 0.5 if structure.own_normalization else 0.3
+        own = 0.9 if self.dense else factors if isinstance(structure, Kronecker) else 0.05
+        self.cap = own if precond_lr is None else precond_lr
+        #: a dense Q has room for all that one pair says, and where it is small, that costs little
+        self.descents = max(1, min(4, 400 // like.numel())) if self.dense else 1
+        self._like = like
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.group: Group = self.structure.init(self.shape, dtype=self._like.dtype, device=self._like.device)
+        self.unit: float | None = None
+
+    def precondition(self, g: Tensor) -> Tensor:
+        """``P g``"""
+        return self.group.precondition(g.reshape(1, *self.shape)).reshape(-1) * (self.unit or 1.0)
+
+    def fit(self, dtheta: Tensor, dgrad: Tensor) -> None:
+        """Have ``Q`` fit a pair better. A pair that says nothing about curvature is passed over."""
+        eps = float(torch.finfo(dgrad.dtype).eps)
+        size, change = float(dtheta.norm()), float(dgrad.norm())
+        if not (0 < size < math.inf and eps**2 * size < change < eps**-2 * size):
+            return
+        if self.unit is None:
+            self.unit = size / change
+        dtheta = (dtheta / (size * math.sqrt(self.unit))).reshape(1, *self.shape)
+        dgrad = (dgrad * (math.sqrt(self.unit) / size)).reshape(1, *self.shape)
+        for k in range(self.descents):
+            tangent = self.criterion(self.group, dtheta.clone(), dgrad.clone())
+            lr = min(self._rate(tangent, dtheta, dgrad), self.cap)
+            if not lr > (FITTED if k else 1e-3):
+                return
+            if self.structure.own_normalization:
+                self.group.descend_(tangent, self.cap)
+            else:
+                self.group.descend_(tangent, lr, Spectral())
+
+    def _rate(self, tangent: Tangent, dtheta: Tensor, dgrad: Tensor) -> float:
+        """The step size after which the pair fits, to first order: ``S`` relative to ``‖a‖² + ‖b‖²``.
+
+        Where ``S`` is diagonal, ``I − μ S`` changes ``P`` by ``2 μ S``. In a triangular matrix, what is off the
+        diagonal is there once instead of twice, and takes up to four times the step.
+        """
+        if not tangent.is_difference:
+            a, b = self.group.a(dgrad), self.group.b(dtheta)
+            return float((a - b).norm() / (a.norm() + b.norm()))
+        x, y = tangent.x.reshape(-1), tangent.y.reshape(-1)
+        xx, yy, xy = (float(v) for v in (x.dot(x), y.dot(y), x.dot(y)))
+        squares, size = 2 * (xx * yy + xy * xy), 2 * xx + yy / 2
+        if not (0 < squares < math.inf and size > 0):
+            return 0.0
+        off = x * y
+        on_diagonal = 4 * float(off.dot(off)) / squares
+        return (abs(xy) + math.sqrt(xx * yy)) / size * 2 / (1 + 3 * on_diagonal)

@@ -1,0 +1,220 @@
+"""``minimize``: what is asked for, checked, and handed to the minimisation with or without noise."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import numbers
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from .. import checks
+from ..criteria import Criterion, c3
+from ..groups import Dense, Diagonal, Kronecker, Structure
+from ..probes import Probe, Whitening
+from . import result
+from .descent import Limits, Reason, State, descend
+from .metric import Metric
+from .objective import FORWARD, Objective
+from .result import OptimizeResult
+from .stochastic import default_probe, wander
+
+#: the most elements that get a dense Q where nothing else is asked for
+MAX_DENSE = 512
+
+
+def minimize(
+    fun: Callable[..., Any],
+    x0: Any,
+    args: Any = (),
+    *,
+    jac: Any = None,
+    bounds: Any = None,
+    constraints: Any = (),
+    tol: float | None = None,
+    callback: Callable[..., Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    gtol: float | None = None,
+    ftol: float | None = None,
+    xtol: float | None = None,
+    maxiter: int | None = None,
+    maxfun: int | None = None,
+    disp: bool = False,
+    stochastic: bool = False,
+    preconditioner: Structure | None = None,
+    criterion: Criterion = c3,
+    probe: Probe | None = None,
+    precond_lr: float | None = None,
+    lr: float | None = None,
+    seed: int = 0,
+) -> OptimizeResult:
+    """Minimise a function of one array, as ``scipy.optimize.minimize`` does, by preconditioned gradient descent.
+
+    Tensors go in and come out with gradients by autograd; NumPy arrays, and what makes one, come out as NumPy arrays.
+    ``x0`` may have any shape and is not changed; float32 stays float32, whole numbers become float64.
+
+    Without noise, each iteration searches along a preconditioned direction for a lower value, and fits ``Q`` to how
+    the gradient changed: with the paper's criterion and a dense ``Q`` that is a quasi-Newton method that does not see
+    the sign of curvature. With ``stochastic=True`` it takes plain steps of ``PSGD``.
+
+    Args:
+        fun: ``fun(x, *args)``, the function. One that takes a keyword ``rng`` gets a generator, of torch or NumPy, that
+            gives the same numbers at every call, or with ``stochastic`` at every call of one iteration.
+        x0: where to start
+        args: further arguments of ``fun`` and ``jac``
+        jac: the gradient, ``jac(x, *args)``; or True, if ``fun`` returns ``(value, gradient)``; or ``"2-point"`` or
+            ``"3-point"`` for differences of ``fun``. By default autograd for tensors; for arrays forward differences
+            and, near the solution, central ones.
+        bounds: not supported: raises
+        constraints: not supported: raises
+        tol: the same as ``gtol``
+        callback: ``callback(xk)`` or ``callback(intermediate_result)``, called after each iteration; where it raises
+            ``StopIteration`` the minimisation ends
+        options: the keywords below as a dict, as SciPy has them
+        gtol: largest element of the gradient at which it has converged; by default the square root of the machine
+            precision, with ``jac="2-point"`` its cubic root. With ``stochastic`` the gradient is an average over some
+            hundred iterations, and the default 0.
+        ftol: converged after three iterations that each made the function lower by at most ``ftol · max(|f|, 1)``. By
+            default only where the difference is rounding; not with ``stochastic``.
+        xtol: converged after a step of at most ``xtol · max(|x|, 1)``; by default 0. Not with ``stochastic``.
+        maxiter: number of iterations; by default 200 for each element of ``x0``, and at least 1000
+        maxfun: number of evaluations of ``fun`` after which no iteration is begun; by default no limit
+        disp: print how it ended
+        stochastic: the function has noise
+        preconditioner: what ``P`` looks like; by default ``Dense()`` up to 512 elements, then
+            ``Kronecker(inverse_free=False)`` for matrices and ``Diagonal()`` for vectors
+        criterion: what ``P`` is fitted to
+        probe: without noise, ``HessianVector()`` or ``FiniteDifference()`` for a pair in a random direction at each
+            iteration, besides that of the step. With noise, where pairs come from: by default ``HessianVector()`` with
+            autograd, ``FiniteDifference()`` if ``fun`` takes ``rng``, else ``Whitening()``.
+        precond_lr: without noise the largest step size of ``Q``, else its step size
+        lr: step size with ``stochastic``, by default 0.1, and 0.01 with ``Whitening()``
+        seed: of random numbers; no global generator is touched
+
+    Returns:
+        ``x``, ``fun``, ``jac``, ``nit``, ``nfev``, ``njev``, ``nhev``, ``success``, ``status`` and ``message``
+
+    >>> import torch, psgd
+    >>> def rosenbrock(x):
+    ...     return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+    >>> result = psgd.minimize(rosenbrock, torch.tensor([-1.2, 1.0], dtype=torch.float64))
+    >>> result.success, result.message, result.fun < 1e-12
+    (True, 'Converged: the gradient is at most gtol.', True)
+    """
+    if options:
+        given = {"gtol": gtol, "ftol": ftol, "xtol": xtol, "maxiter": maxiter, "maxfun": maxfun}
+        given |= {"precond_lr": precond_lr, "lr": lr, "disp": disp or None}
+        for name in options:
+            if name not in given:
+                raise ValueError(f"options: {name!r} is not among {', '.join(given)}")
+            if given[name] is not None:
+                raise ValueError(f"options: {name!r} is given twice")
+        merged: dict[str, Any] = {**given, **options}
+        gtol, ftol, xtol, maxiter, maxfun = (merged[k] for k in ("gtol", "ftol", "xtol", "maxiter", "maxfun"))
+        precond_lr, lr, disp = merged["precond_lr"], merged["lr"], bool(merged["disp"])
+    _unsupported("bounds", bounds)
+    _unsupported("constraints", constraints)
+    for name, number in (("tol", tol), ("gtol", gtol), ("ftol", ftol), ("xtol", xtol), ("lr", lr)):
+        _tolerance(name, number)
+    _count("maxiter", maxiter)
+    _count("maxfun", maxfun)
+    if precond_lr is not None and not (_is_number(precond_lr) and 0 < precond_lr < 1):
+        raise ValueError(f"precond_lr={precond_lr!r}: minimize wants a number between 0 and 1, both excluded")
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+        raise ValueError(f"seed={seed!r}: minimize wants a whole number")
+    checks.function("criterion", criterion, "c1, c2, c3 or a function like them")
+    if preconditioner is not None:
+        checks.choice("preconditioner", preconditioner, Structure)
+    if probe is not None:
+        checks.choice("probe", probe, Probe)
+    if not stochastic and isinstance(probe, Whitening):
+        raise ValueError("probe=Whitening(): there is nothing to whiten without noise; minimize wants stochastic=True")
+    if not stochastic and lr is not None:
+        raise ValueError(f"lr={lr!r}: without noise a line search finds it; minimize wants None, or stochastic=True")
+    if stochastic and (ftol is not None or xtol is not None):
+        raise ValueError("ftol, xtol: single values and steps say little with noise; minimize wants gtol or maxiter")
+
+    objective = Objective(fun, x0, args, jac, int(seed))
+    n, eps = objective.start.numel(), float(torch.finfo(objective.start.dtype).eps)
+    digits = 1 / 3 if objective.jac == FORWARD and not objective.refinable else 1 / 2
+    limits = Limits(
+        gtol=next((v for v in (gtol, tol) if v is not None), 0.0 if stochastic else eps**digits),
+        ftol=ftol,
+        xtol=0.0 if xtol is None else xtol,
+        maxiter=max(1000, 200 * n) if maxiter is None else maxiter,
+        maxfun=math.inf if maxfun is None else maxfun,
+    )
+    shape = tuple(objective.shape) or (1,)
+    structure = _structure(shape) if preconditioner is None else preconditioner
+    watch = _watch(callback, objective)
+    if stochastic:
+        chosen = default_probe(objective) if probe is None else probe
+        now, reason = wander(objective, structure, criterion, chosen, lr, precond_lr, limits, int(seed), watch)
+    else:
+        metric = Metric(structure, shape, objective.start, criterion, precond_lr)
+        now, reason = descend(objective, metric, limits, int(probe is not None), int(seed), watch)
+    found = _result(objective, now, reason)
+    if disp:
+        print(found.message)
+        for text, name in (("value", "fun"), ("iterations", "nit"), ("evaluations", "nfev"), ("gradients", "njev")):
+            print(f"  {text}: {found[name]}")
+    return found
+
+
+def _structure(shape: tuple[int, ...]) -> Structure:
+    if math.prod(shape) <= MAX_DENSE:
+        return Dense()
+    return Kronecker(inverse_free=False) if sum(n > 1 for n in shape) > 1 else Diagonal()
+
+
+def _watch(callback: Callable[..., Any] | None, objective: Objective) -> Callable[[State], Reason | None]:
+    """The callback in either of SciPy's two forms."""
+    if callback is None:
+        return lambda now: None
+    if not callable(callback):
+        raise TypeError(f"callback={callback!r}: minimize wants a function, or None")
+    try:
+        modern = set(inspect.signature(callback).parameters) == {"intermediate_result"}
+    except (TypeError, ValueError):
+        modern = False
+
+    def watch(now: State) -> Reason | None:
+        try:
+            if modern:
+                callback(intermediate_result=_result(objective, now, None))
+            else:
+                callback(objective.given(now.x))
+        except StopIteration:
+            return result.CALLBACK
+        return None
+
+    return watch
+
+
+def _result(objective: Objective, now: State, reason: Reason | None) -> OptimizeResult:
+    found = OptimizeResult(x=objective.given(now.x), fun=now.f, jac=objective.given(now.g), nit=now.nit)
+    found.update(nfev=objective.nfev, njev=objective.njev, nhev=objective.nhev)
+    if reason is not None:
+        found.update(zip(("status", "success", "message"), reason, strict=True))
+    return found
+
+
+def _unsupported(name: str, value: Any) -> None:
+    if value is not None and not (isinstance(value, (tuple, list)) and not value):
+        raise ValueError(f"{name}: minimize is for functions of all x; scipy.optimize.minimize has methods with {name}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _tolerance(name: str, value: Any) -> None:
+    if value is not None and not (_is_number(value) and 0 <= value < math.inf):
+        raise ValueError(f"{name}={value!r}: minimize wants a finite number of at least 0, or None")
+
+
+def _count(name: str, value: Any) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0):
+        raise ValueError(f"{name}={value!r}: minimize wants a whole number of at least 0, or None")

@@ -1,9 +1,10 @@
 """Preconditioned stochastic gradient descent for PyTorch."""
 
-from . import closed_form, diagnostics
+from . import closed_form, diagnostics, monitor
 from .blocks import Affine, Joint, PerTensor
 from .criteria import c1, c2, c3
 from .groups import Dense, Diagonal, Kronecker, LimitedMemory, LowRank
+from .monitor import Monitor
 from .normalize import MaxAbs, MaxDiag, Spectral
 from .optimizer import PSGD
 from .planned import Plan
@@ -25,6 +26,7 @@ __all__ = [
     "LowRank",
     "MaxAbs",
     "MaxDiag",
+    "Monitor",
     "PerTensor",
     "Plan",
     "Spectral",
@@ -34,5 +36,6 @@ __all__ = [
     "c3",
     "closed_form",
     "diagnostics",
+    "monitor",
     "plan",
 ]

@@ -18,6 +18,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from . import __version__
+from . import watch as terminal
 from .bench import BENCHMARKS, benchmark
 from .bench import peers as bench_peers
 from .experiments import demo as zebra_demo
@@ -26,6 +27,7 @@ from .experiments import report as html_report
 from .experiments.figures import FIGURES
 from .experiments.reproduce import Order
 from .experiments.reproduce import reproduce as reproduce_figures
+from .monitor.history import HistoryError
 
 #: what typer raises for a wrong option, argument or command; it has no public name in typer
 USAGE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
@@ -149,6 +151,20 @@ def reproduce(
 def report(directory: Annotated[Path, typer.Argument(metavar="DIR", help="What reproduce wrote.")]) -> None:
     """Make one page of all results in a directory."""
     print(_write_report(directory, "'DIR'"))
+
+
+@app.command()
+def watch(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The CSV file of a psgd.Monitor.")],
+    once: Annotated[bool, typer.Option("--once", help="Print one picture, as is done without a terminal.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds from one picture to the next.")] = 2.0,
+    block: Annotated[str, typer.Option(metavar="TEXT", help="Only blocks whose names contain this.")] = "",
+) -> None:
+    """Show what a monitor writes while a model is trained, until Ctrl-C."""
+    try:
+        terminal.watch(Console(), str(file), interval=interval, once=once, block=block)
+    except HistoryError as error:
+        raise typer.BadParameter(str(error), param_hint="'FILE'") from None
 
 
 @app.command()

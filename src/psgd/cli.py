@@ -148,7 +148,7 @@ def reproduce(
 
 
 @app.command()
-def report(directory: Annotated[Path, typer.Argument(metavar="DIR", help="What reproduce wrote.")]) -> None:
+def report(directory: Annotated[Path, typer.Argument(metavar="DIR", help="What reproduce or monitors wrote.")]) -> None:
     """Make one page of all results in a directory."""
     print(_write_report(directory, "'DIR'"))
 

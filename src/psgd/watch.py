@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 from rich.console import Console, Group
@@ -139,14 +140,15 @@ def picture(history: History, width: int, height: int, block: str = "", unicode:
     clock = history.curve("time")[1]
     passed = timedelta(seconds=round(clock[-1] - clock[0]))
     count = sum(block in name for name in history.blocks())
-    top = f"{history.path}: step {history.columns['step'][-1]:.0f}, {count} blocks, "
-    top += f"lr {rate[-1]:.3g}, " * bool(rate) + f"{skipped[-1]:.0f} skipped, {len(history)} records in {passed}"
+    top = f"step {history.columns['step'][-1]:.0f}, {count} block{'s' * (count != 1)}, "
+    top += f"lr {rate[-1]:.3g}, " * bool(rate) + f"{skipped[-1]:.0f} skipped, {len(history)} records in {passed}, "
+    top += history.path
     all_plots = plots(history, block, unicode)
     beside = 2 if width >= WIDE else 1
     each = (width - 2 * (beside - 1)) // beside
     rows = -(-len(all_plots) // beside)
     high = max((height - 1) // rows, 6)
-    lines = [Text(top, "bold", no_wrap=True, overflow="ellipsis")]
+    lines = [Text(top[:width], "bold")]
     for start in range(0, len(all_plots), beside):
         drawn = [plot.lines(each, high) for plot in all_plots[start : start + beside]]
         lines += [Text("  ").join(parts) for parts in zip(*drawn, strict=True)]
@@ -156,7 +158,7 @@ def picture(history: History, width: int, height: int, block: str = "", unicode:
 
 
 def watch(console: Console, path: str, *, interval: float, once: bool, block: str = "") -> None:
-    """Show a file; on a terminal, again at every interval, until interrupted.
+    """Show a file; on a terminal, again at every interval until interrupted, which leaves the last picture there.
 
     Raises:
         HistoryError: the file is missing, or is not one of a monitor
@@ -168,11 +170,14 @@ def watch(console: Console, path: str, *, interval: float, once: bool, block: st
     def drawn(height: int) -> Group:
         return Group(*picture(history, console.width, height, block, unicode))
 
-    if once or not console.is_terminal:
-        console.print(drawn(ROWS), highlight=False, soft_wrap=True)
-        return
-    with Live(drawn(console.height - 1), console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            time.sleep(interval)
-            history.poll()
-            live.update(drawn(console.height - 1), refresh=True)
+    if not once and console.is_terminal and not console.is_dumb_terminal:
+        with (
+            suppress(KeyboardInterrupt),
+            Live(drawn(console.height - 1), console=console, screen=True, auto_refresh=False) as live,
+        ):
+            live.refresh()
+            while True:
+                time.sleep(interval)
+                history.poll()
+                live.update(drawn(console.height - 1), refresh=True)
+    console.print(drawn(ROWS), highlight=False, soft_wrap=True)

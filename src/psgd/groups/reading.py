@@ -11,8 +11,8 @@ from .diagonal import DiagonalFactor
 from .inverse_free import NearSymmetric
 from .low_rank import LowRankFactor
 
-#: up to this size singular values are found exactly
-EXACT = 32
+#: up to these sizes singular values are found exactly, as on a CPU and elsewhere that takes no longer than estimates
+EXACT, EXACT_ELSEWHERE = 256, 32
 #: of the estimate for larger matrices: its products, and vectors it starts from
 ITERATIONS, STARTS = 16, 4
 #: numbers that a copy of some matrices may have
@@ -22,14 +22,14 @@ AT_ONCE = 2**24
 def condition(factor: Factor) -> Tensor:
     """``σ_max / σ_min`` of each matrix of a stack, shape ``(B,)``.
 
-    Exact for diagonals and for matrices up to ``EXACT``. For larger ones it is an estimate, never over the truth but
-    for rounding: power iteration with ``QᵀQ`` and with its inverse. Inverse-free factors take one LU decomposition for
-    that, a ninth of the work of their update; the others know how to solve.
+    Exact for diagonals and for small matrices, see ``EXACT``. For larger ones it is an estimate, never over the truth
+    but for rounding: power iteration with ``QᵀQ`` and with its inverse. For that inverse-free factors take one LU
+    decomposition, a ninth of the work of their update; the others know how to solve.
     """
     if isinstance(factor, DiagonalFactor):
         return largest(factor.diag) / factor.diag.abs().amin(1)
     n = factor.diagonal().shape[-1]
-    if n <= EXACT:
+    if n <= (EXACT if factor.diagonal().device.type == "cpu" else EXACT_ELSEWHERE):
         Q = factor.dense()
         values = torch.linalg.svdvals(Q.to(torch.promote_types(Q.dtype, torch.float32)))
         return values[:, 0] / values[:, -1]

@@ -56,9 +56,10 @@ class _Inverse:
 
 def _estimate(Q: Factor, inverse: Factor | _Inverse) -> Tensor:
     like = Q.diagonal()
-    # Vectors that look random, made where they are needed.
-    angle = torch.arange(1, like.shape[1] * STARTS + 1, dtype=torch.float32, device=like.device).square() * 0.618034
-    start = angle.remainder(1).sub(0.5).view(1, -1, STARTS).expand(len(like), -1, -1).to(like.dtype)
+    # Vectors that look random, made where they are needed, of whole numbers: these do not round.
+    i = torch.arange(1, like.shape[1] * STARTS + 1, device=like.device)
+    words = (i * i) % 1000003 * 2654435761 % 2**32
+    start = (words.to(torch.float32) / 2**32 - 0.5).view(1, -1, STARTS).expand(len(like), -1, -1).to(like.dtype)
     up = down = start
     highest = lowest = like.new_ones(len(like))
     for _ in range(ITERATIONS):

@@ -3,15 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+DOCS_INSTALLED := $(VENV)/.installed-docs
 
-.PHONY: help demo reproduce test lint clean
+.PHONY: help demo reproduce docs test test-integrations lint dist clean
 
 help:
-	@echo "make demo       set up .venv and train the paper's zebra-stripe classifier with SGD and with PSGD"
-	@echo "make test       set up .venv, check style and types, run the tests"
-	@echo "make reproduce  set up .venv and run the paper's experiments: figures and verdicts in results/"
-	@echo "make lint       the checks of make test that are not tests"
-	@echo "make clean      remove .venv and caches"
+	@echo "make demo               set up .venv and train the paper's zebra-stripe classifier with SGD and with PSGD"
+	@echo "make test               set up .venv, check style and types, run the tests"
+	@echo "make test-integrations  tests for Lightning, Transformers, Accelerate and torch.compile, which it installs"
+	@echo "make reproduce          set up .venv and run the paper's experiments: figures and verdicts in results/"
+	@echo "make docs               set up .venv and build the documentation in site/"
+	@echo "make lint               the checks of make test that are not tests"
+	@echo "make dist               build the sdist and the wheel in dist/, and try them in an empty environment"
+	@echo "make clean              remove .venv and caches"
 
 # The stamp is written last, so an interrupted installation is done again.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -21,6 +25,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $(INSTALLED)
 
+$(DOCS_INSTALLED): $(INSTALLED)
+	@echo "== setting up $(VENV) for the documentation (once; again when pyproject.toml or constraints.txt change)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	@touch $(DOCS_INSTALLED)
+
 demo: $(INSTALLED)
 	@echo "== psgd demo"
 	$(BIN)/psgd demo
@@ -28,6 +37,12 @@ demo: $(INSTALLED)
 reproduce: $(INSTALLED)
 	@echo "== psgd reproduce all"
 	$(BIN)/psgd reproduce all
+
+# Warnings are errors: links that lead nowhere, and public names that are not documented.
+docs: $(DOCS_INSTALLED)
+	@echo "== mkdocs build --strict"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html is the documentation"
 
 lint: $(INSTALLED)
 	@if git rev-parse --git-dir >/dev/null 2>&1; then \
@@ -40,5 +55,16 @@ test: lint
 	@echo "== pytest"
 	$(BIN)/python -m pytest -n auto --dist loadgroup
 
+# With PSGD_INTEGRATIONS=1 a package that is missing is a failure, not a skipped test.
+test-integrations: $(INSTALLED)
+	@echo "== installing what psgd is used with"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,integrations]'
+	@echo "== pytest tests/integrations"
+	PSGD_INTEGRATIONS=1 $(BIN)/python -m pytest tests/integrations
+
+dist: $(INSTALLED)
+	@echo "== sdist and wheel"
+	$(BIN)/python tools/check_dist.py
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site

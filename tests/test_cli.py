@@ -1,21 +1,30 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from matplotlib.figure import Figure
+from rich.table import Table
 
 import psgd
-from psgd import __main__, cli
+from psgd import __main__, cli, output
+from psgd.bench.isolate import Outcome, Task
 from psgd.experiments import demo as zebra_demo
 from psgd.experiments import store
+from tests.bench import toy
 from tests.experiments import runs
 
 #: Runs the program again and again, each time without some modules, and prints what it did.
@@ -69,7 +78,218 @@ def test_version(capsys):
 
 def test_help_without_a_command(capsys):
     assert cli.main([]) == 0
-    assert "demo" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert cli.main(["-h"]) == 0
+    assert capsys.readouterr().out == out
+    for code in (0, 1, 2, 130, 141):
+        assert f"\n    {code} " in out
+
+
+COMMANDS = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command_has_examples_that_can_be_run(command, capsys, monkeypatch):
+    monkeypatch.setenv("GITHUB_ACTIONS", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert cli.main(["--help"]) == 0
+    assert f"\n  {command} " in capsys.readouterr().out
+    assert cli.main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.isascii()
+    assert "\x1b" not in text
+    options = re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE)
+    examples = re.findall(rf"^ +(?:.*\()?psgd {command}\b(.*)", text, re.MULTILINE)
+    assert len(examples) >= 2
+    for example in examples:
+        words = shlex.split(example.split("|")[0].partition("#")[0].replace(')"', ""))
+        assert {word for word in words if word.startswith("--")} <= {*options}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class TestStreams:
+    """What goes where."""
+
+    @pytest.fixture(autouse=True)
+    def _no_wishes(self, monkeypatch):
+        for name in ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("TERM", "xterm-256color")
+        monkeypatch.setattr(zebra_demo, "draw", lambda finished: Figure(figsize=(1, 1)))  # a tenth of the time
+
+    def test_numbers_of_the_demo_as_json(self, capsys):
+        assert cli.main(["demo", "--iterations", "3", "--json"]) == 0
+        captured = capsys.readouterr()
+        found = json.loads(captured.out)
+        assert (found["iterations"], found["seed"], found["figure"]) == (3, 0, "demo/zebra.png")
+        assert [run["name"] for run in found["runs"]] == ["SGD", "PSGD"]
+        for run in found["runs"]:
+            assert run["curve"] == {"iterations": [3], "losses": [run["loss"]]}
+            assert 0 < run["error_rate"] < 1
+        assert "3 of 3 mini-batches" in captured.err
+        assert cli.main(["demo", "--iterations", "3", "--json", "--quiet"]) == 0
+        captured = capsys.readouterr()
+        assert json.loads(captured.out)["runs"][1]["loss"] == found["runs"][1]["loss"]
+        assert captured.err == ""
+
+    def test_quiet_has_results_and_no_progress(self, capsys):
+        assert cli.main(["demo", "--iterations", "3", "-q"]) == 0
+        captured = capsys.readouterr()
+        assert "mini-batches: loss" not in captured.out
+        assert "PSGD" in captured.out
+        assert captured.out.endswith("Figure: demo/zebra.png\n")
+        assert captured.err == ""
+
+    def test_measurements_as_json(self, monkeypatch, capsys):
+        tasks = [Task("good", toy.count), Task("odd", toy.no_number), Task("bad", toy.raises)]
+        monkeypatch.setattr(cli.benchmark, "measure", in_this_process)
+        monkeypatch.setattr(cli, "BENCHMARKS", {"toy": toy.benchmark(*tasks)})
+        assert cli.main(["bench", "--json"]) == 0
+        captured = capsys.readouterr()
+        (found,) = json.loads(captured.out, parse_constant=pytest.fail)["benchmarks"]
+        assert found["table"]["rows"][0] == ["good", "2"]
+        assert [one["failure"] for one in found["measurements"]] == [None, None, "ArithmeticError"]
+        assert found["files"] == ["bench/toy.json", "bench/toy.png", "bench/toy.svg"]
+        assert found["complete"]
+        assert "[1/3] good" in captured.err
+
+    def test_an_interrupted_benchmark_prints_what_there_is(self, monkeypatch, capsys):
+        def interrupt(task, advanced):
+            if task.label == "second":
+                raise KeyboardInterrupt
+            return in_this_process(task, advanced)
+
+        monkeypatch.setattr(cli.benchmark, "measure", interrupt)
+        monkeypatch.setattr(
+            cli, "BENCHMARKS", {"toy": toy.benchmark(Task("first", toy.count), Task("second", toy.count))}
+        )
+        assert cli.main(["bench", "--json", "--quiet"]) == 130
+        captured = capsys.readouterr()
+        (found,) = json.loads(captured.out)["benchmarks"]
+        assert not found["complete"]
+        assert [one["label"] for one in found["measurements"]] == ["first"]
+        assert captured.err == "psgd: interrupted\n"
+
+    def test_no_control_characters_but_on_a_terminal(self, monkeypatch, capsys):
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        assert cli.main(["demo", "--iterations", "3"]) == 0
+        assert "\x1b" not in capsys.readouterr().out
+        for no_color, colours in ((False, True), (True, False)):
+            if no_color:
+                monkeypatch.delenv("FORCE_COLOR")
+                monkeypatch.setenv("NO_COLOR", "1")
+            monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+            assert cli.main(["demo", "--iterations", "3"]) == 0
+            assert "3/3" in terminal.getvalue()
+            assert ("\x1b[32m" in terminal.getvalue()) is colours
+
+    def test_a_wide_table_is_not_cut_in_a_pipe(self, capsys):
+        words = ["first", *(f"a long heading {k}" for k in range(6))]
+        table = Table(*words)
+        output.Stream().print(table)
+        out = capsys.readouterr().out
+        assert all(word in out for word in words)
+
+    def test_texts_are_printed_as_they_are(self, capsys):
+        text = "[bold]results[/bold] :smile: " + "x" * 300
+        output.Stream().say(text)
+        assert capsys.readouterr().out == text + "\n"
+
+    @pytest.mark.parametrize("args", [["--version"], ["--help"], ["plan", "gpt2"], ["plan", "gpt2", "--json"]])
+    def test_a_pipe_that_nobody_reads_ends_it_silently(self, args, monkeypatch, capfd):
+        reading, writing = os.pipe()
+        os.close(reading)
+        with open(writing, "w") as stdout:
+            monkeypatch.setattr(sys, "stdout", stdout)
+            assert cli.main(args) == 141
+            monkeypatch.undo()
+        assert capfd.readouterr() == ("", "")
+
+    @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full disk")
+    @pytest.mark.parametrize("args", [["--version"], ["plan", "3x3", "--json"]])
+    def test_a_full_disk_below_stdout_is_one_line(self, args, monkeypatch, capfd):
+        with open("/dev/full", "w") as stdout:
+            monkeypatch.setattr(sys, "stdout", stdout)
+            assert cli.main(args) == 1
+            monkeypatch.undo()
+        assert capfd.readouterr() == ("", "psgd: No space left on device\n")
+
+    def test_streams_may_be_closed(self, monkeypatch, capsys):
+        monkeypatch.setattr(sys, "stderr", None)
+        assert cli.main(["demon"]) == 2
+        assert capsys.readouterr().out == ""
+        monkeypatch.setattr(sys, "stdout", None)
+        assert cli.main(["demo", "--iterations", "1", "--json"]) == 0
+        assert cli.main(["--version"]) == 0
+
+
+def in_this_process(task, advanced):
+    """A measurement without a process of its own, which would take seconds to start."""
+    rows, failure = [], None
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        try:
+            rows.extend(task.work(**task.settings))
+        except ArithmeticError as error:
+            failure = type(error).__name__
+    return Outcome(task, rows, 0.0, failure)
+
+
+class TestPlan:
+    def test_a_model_by_name(self, capsys):
+        assert cli.main(["plan", "gpt2", "--ranks", "8"]) == 0
+        out = capsys.readouterr().out
+        assert "12 × layers.*.qkv.weight" in out
+        assert "of 124,439,808 elements" in out  # as the model card of GPT-2 has it
+        assert "8 ranks: " in out
+
+    def test_shapes_and_options_as_json(self, capsys):
+        args = [
+            "plan",
+            "a=64x32:2",
+            "48",
+            "--ranks",
+            "2",
+            "--budget",
+            "9000",
+            "--precond-dtype",
+            "bfloat16",
+            "--max-dense",
+            "64",
+        ]
+        assert cli.main([*args, "--update-every", "10", "--no-momentum", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        expected = psgd.plan(
+            [("a", (2, (64, 32))), (48,)],
+            preconditioner=psgd.Kronecker(max_dense=64),
+            world_size=2,
+            budget=9000,
+            precond_dtype=torch.bfloat16,
+            update_every=10,
+            momentum=False,
+        )
+        assert {**found, "version": None} == {**expected.to_dict(), "version": None}
+        assert len(found["ranks"]) == 2
+        assert expected.preconditioner.max_dense < 64
+
+    def test_a_function_that_makes_a_model_that_takes_no_memory(self, tmp_path, capsys):
+        (tmp_path / "my_net.py").write_text(
+            "from torch import nn\n"
+            "print('not for stdout')\n"
+            "class Nets:\n"
+            "    @staticmethod\n"
+            "    def big():\n"
+            "        return nn.Linear(10**6, 10**6, bias=False)\n"
+        )
+        path = list(sys.path)
+        assert cli.main(["plan", "my_net:Nets.big", "--json"]) == 0
+        captured = capsys.readouterr()
+        assert json.loads(captured.out)["blocks"][0]["shape"] == [10**6, 10**6]
+        assert captured.err == "not for stdout\n"
+        assert sys.path == path
 
 
 def test_demo_writes_a_figure_and_says_where(tmp_path, capsys):
@@ -109,6 +329,18 @@ def test_demo_hands_on_its_options(monkeypatch, capsys):
         (["reproduce", "fig1", "--jobs", "0"], "--jobs"),
         (["reproduce", "fig7", "--data", "nowhere"], "nowhere"),
         (["report"], "DIR"),
+        (["plan"], "MODEL"),
+        (["plan", "64 x 32"], "'64 x 32' is none of gpt2"),
+        (["plan", "gpt2", "64"], "'gpt2' is a whole model"),
+        (["plan", "no.such.module:net"], "no.such.module:net: ModuleNotFoundError"),
+        (["plan", "torch.nn:Linear"], "torch.nn:Linear: TypeError"),
+        (["plan", "collections:OrderedDict"], "returns OrderedDict"),
+        (["plan", "sys:exit"], "sys:exit: SystemExit"),
+        (["plan", "64x32", "--precond-dtype", "bfloat"], "--precond-dtype"),
+        (["plan", "64x32", "--precond-dtype", "int8"], "precond_dtype"),
+        (["plan", "64x32", "--budget", "much"], "budget='much'"),
+        (["plan", "64x32", "--budget", "10"], "at least that"),
+        (["plan", "64x32", "--ranks", "0"], "--ranks"),
         (["report", "nowhere"], "nowhere"),
     ],
 )
@@ -127,7 +359,7 @@ def test_a_directory_that_cannot_be_written_is_found_before_training(tmp_path, m
 
 def test_a_figure_that_cannot_be_written_is_one_line(tmp_path, capsys):
     (tmp_path / "demo" / "zebra.png").mkdir(parents=True)
-    assert cli.main(["demo", "--iterations", "1"]) == 2
+    assert cli.main(["demo", "--iterations", "1"]) == 1
     assert "zebra.png" in one_line(capsys)
 
 
@@ -171,7 +403,7 @@ class TestReproduce:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr(store.os, "replace", full)
-        assert cli.main(["reproduce", "--jobs", "1"]) == 2
+        assert cli.main(["reproduce", "--jobs", "1"]) == 1
         assert "No space left on device" in one_line(capsys)
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
@@ -179,13 +411,13 @@ class TestReproduce:
         figure = runs.toy()
         dying = [runs.run("a", die=True), runs.run("b")]
         monkeypatch.setattr(cli, "FIGURES", {"toy": replace(figure, runs=lambda size, seed: dying)})
-        assert cli.main(["reproduce", "--jobs", "2"]) == 2
+        assert cli.main(["reproduce", "--jobs", "2"]) == 1
         assert "toy, a, seed 0: its process was killed" in one_line(capsys)
 
     def test_a_broken_result_beside_ours_is_one_line(self, tmp_path, capsys):
         (tmp_path / "results").mkdir()
         (tmp_path / "results" / "fig1.json").write_text("{")
-        assert cli.main(["reproduce", "--jobs", "1"]) == 2
+        assert cli.main(["reproduce", "--jobs", "1"]) == 1
         assert "fig1.json" in one_line(capsys)
         assert (tmp_path / "results" / "toy.json").exists()
 
@@ -200,10 +432,48 @@ class TestReproduce:
         monkeypatch.setattr(runs, "work", partial(_ignore_data, runs.work))
         assert cli.main(["reproduce", "--jobs", "1", "--data", "nowhere"]) == 2
         assert "nowhere" in one_line(capsys)
-        monkeypatch.setattr(cli.mnist, "load", lambda data: None)
+
+        def fetch(data, say):
+            say("downloading [MNIST]")
+
+        monkeypatch.setattr(cli.mnist, "load", fetch)
+        assert cli.main(["reproduce", "--jobs", "1", "--data", "nowhere", "--json"]) == 0
+        captured = capsys.readouterr()
+        assert "downloading [MNIST]\n" in captured.err
+        assert len(json.loads(captured.out)["figures"]) == 1
+        monkeypatch.setattr(cli.mnist, "load", lambda *_, **__: pytest.fail("there is nothing left to train"))
         assert cli.main(["reproduce", "--jobs", "1", "--data", "nowhere"]) == 0
-        monkeypatch.setattr(cli.mnist, "load", lambda data: pytest.fail("there is nothing left to train"))
-        assert cli.main(["reproduce", "--jobs", "1", "--data", "nowhere"]) == 0
+
+    def test_a_download_that_fails_is_no_wrong_argument(self, monkeypatch, capsys):
+        def fail(data, say):
+            raise cli.mnist.DataError("MNIST cannot be downloaded")
+
+        monkeypatch.setattr(cli, "FIGURES", {"toy": replace(runs.toy(), digits=True)})
+        monkeypatch.setattr(cli.mnist, "load", fail)
+        assert cli.main(["reproduce", "--jobs", "1"]) == 1
+        assert one_line(capsys) == "psgd: MNIST cannot be downloaded"
+
+    def test_verdicts_as_json(self, tmp_path, capsys):
+        assert cli.main(["reproduce", "--jobs", "1", "--json"]) == 0
+        captured = capsys.readouterr()
+        found = json.loads(captured.out)
+        (figure,) = found["figures"]
+        assert (figure["name"], figure["size"], figure["seeds"]) == ("toy", "quick", [0, 1])
+        assert [(claim["name"], claim["holds"]) for claim in figure["claims"]] == [
+            ("a_below_b", True),
+            ("b_below_a", False),
+        ]
+        assert found["report"] == "results/report.html"
+        assert captured.err.startswith("[1/4] toy, a, seed 0")
+        assert cli.main(["report", "results", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"report": "results/report.html", "version": psgd.__version__}
+
+    def test_quiet_has_verdicts_and_no_progress(self, capsys):
+        assert cli.main(["reproduce", "--jobs", "1", "--quiet"]) == 0
+        captured = capsys.readouterr()
+        assert captured.out.startswith("toy: A toy: 1 of 2 claims hold\n")
+        assert captured.out.endswith("Report: results/report.html\n")
+        assert captured.err == ""
 
     def test_a_terminal_without_greek_is_no_reason_to_fail(self, tmp_path):
         environment = {**os.environ, "PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}

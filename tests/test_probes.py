@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
 
-from psgd import PSGD, FiniteDifference, HessianVector, Whitening
+from psgd import PSGD, Diagonal, FiniteDifference, HessianVector, Whitening
 from psgd.noise import Noise
 from psgd.probes import Probe
 from psgd.real import real
@@ -195,6 +197,44 @@ def test_whitening_takes_the_gradients_that_are_there_and_measures_nothing():
         assert evaluation.grads[i] is p.grad
     assert not evaluation.pairs
     assert evaluation.loss is None
+
+
+@pytest.mark.parametrize("probe", [FiniteDifference(), Whitening()], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("accumulated", [False, True])
+def test_a_closure_without_a_loss_says_that_there_is_nothing_to_add(probe, accumulated: bool):
+    """Frameworks leave out a mini-batch by returning None; then gradients are those that are there, or none."""
+    _, params, _, closure = problem()
+    optimizer = PSGD(params, lr=0.1, probe=probe)
+    closure()
+
+    def nothing():
+        if not accumulated:
+            optimizer.zero_grad()
+
+    before = [p.detach().clone() for p in params]
+    Qs = [optimizer.state[p]["Q0_root"].clone() for p in params]
+    assert optimizer.step(nothing) is None
+    assert any(not torch.equal(p, old) for p, old in zip(params, before, strict=True)) == accumulated
+    assert int(optimizer.state[params[0]]["skipped"]) == 0
+    if isinstance(probe, FiniteDifference):  # nothing was measured
+        assert all(torch.equal(optimizer.state[p]["Q0_root"], Q) for p, Q in zip(params, Qs, strict=True))
+
+
+@pytest.mark.parametrize("why", ["compiled", "attention"])
+def test_what_cannot_be_differentiated_twice_is_told_with_a_way_out(why: str):
+    torch._dynamo.reset()
+    theta = torch.ones(1, 2, 4, 8, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, about what it imports and traces
+        f = {
+            "compiled": torch.compile(lambda x: x.square().sum(), backend="aot_eager"),
+            "attention": lambda x: nn.functional.scaled_dot_product_attention(x, x, x).sum(),
+        }[why]
+        optimizer = PSGD([theta], lr=0.1, probe=HessianVector(), preconditioner=Diagonal())
+        with pytest.raises(RuntimeError, match=r"HessianVector .* differentiated twice, .*; FiniteDifference\(\)"):
+            optimizer.step(lambda: f(theta))
+    assert torch.equal(theta, torch.ones(1, 2, 4, 8))
+    assert int(optimizer.state[theta]["step"]) == 0
 
 
 def test_hessian_vector_of_a_linear_loss_is_zero_and_harmless():

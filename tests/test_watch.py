@@ -101,7 +101,7 @@ def test_one_picture(path, capsys):
         assert title in text
     assert "most 4 0.bias" in text
     assert "PH" not in text
-    assert max(map(len, text.splitlines())) <= 80
+    assert max(map(len, text.splitlines())) <= watch.WIDEST
     assert shown(capsys, str(path)) == text  # there is no terminal
 
 

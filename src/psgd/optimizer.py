@@ -15,7 +15,7 @@ from .blocks import Blocks, PerTensor
 from .criteria import Criterion, c3
 from .fleet import Direction, Fleet, Heading
 from .groups import Kronecker, Structure
-from .groups.inverse_free import TIDY_EVERY, InverseFree
+from .groups.inverse_free import ALL_CHORES, Chores, InverseFree
 from .groups.whitener import Whitener
 from .noise import Noise, mix
 from .normalize import Normalization
@@ -187,14 +187,16 @@ class PSGD(RecordedOptimizer):
                 fleet.average_(grads, fleet.number(self.param_groups, "momentum"), ok[fleet.device])
 
             def advance(groups: Sequence[Mapping[str, Any]], ok: usable.Flags) -> None:
-                headings = [self._head(fleet, grads, moved, all_due, noise, ok[fleet.device], tidy) for fleet in fleets]
+                headings = [
+                    self._head(fleet, grads, moved, all_due, noise, ok[fleet.device], chores) for fleet in fleets
+                ]
                 for whole, rows, part in partial:
                     whole.put_back_(rows, part)
                 self._move(fleets, headings, grads, groups, ok)
 
-            tidy = self._tidies()
+            chores = self._chores() if moved else ALL_CHORES
             if self._can_replay(fleets, moved) and not partial:
-                self._replay(fleets, (bool(moved), tidy), advance, ok[fleets[0].device])
+                self._replay(fleets, (bool(moved), chores), advance, ok[fleets[0].device])
             else:
                 advance(self.param_groups, ok)
         self._clock += 1
@@ -290,7 +292,7 @@ class PSGD(RecordedOptimizer):
         all_due: bool,
         noise: Draw,
         ok: Tensor,
-        tidy: bool,
+        chores: Chores,
     ) -> Heading:
         """Precondition averaged gradients; whiten them, where that is how ``Q`` is fitted."""
         gs, weight = fleet.averages(grads)
@@ -303,10 +305,10 @@ class PSGD(RecordedOptimizer):
                 result, length = fleet.whitener.whiten_(
                     [g.to(dtype) for g in whitened],
                     fleet.number(self.param_groups, "precond_lr"),
-                    self.probe.relative_damping(dtype),
+                    self.probe.relative_damping(dtype) * chores.damping,
                     ok,
                     weight if of_average else None,
-                    tidy=tidy,
+                    tidy=chores.tidy,
                     outs=outs,
                 )
                 if of_average:  # P of before the update has been applied already
@@ -326,13 +328,10 @@ class PSGD(RecordedOptimizer):
         length = torch.cat([length for _, length in parts]).to(fleet.dtype)
         return Heading(directions, length if weight is None else length / weight, weight, buffer)
 
-    def _tidies(self) -> bool:
-        """Whether what need not be done at every step is done now; a captured step may be the only one.
-
-        Which ones looks random, so that none of them falls into a gap of some schedule for ever.
-        """
+    def _chores(self) -> Chores:
+        """A captured step may be the only one. Which others do what looks random, so that no schedule misses any."""
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        return capturing or mix(int(self._clock)) % TIDY_EVERY == 0
+        return ALL_CHORES if capturing else Chores.of(mix(int(self._clock)))
 
     def _fit(self, whole: Stack, pairs: dict[int, tuple[Tensor, Tensor]], ok: Tensor) -> None:
         """Update ``Q`` of the blocks with new pairs."""

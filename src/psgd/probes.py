@@ -108,6 +108,7 @@ class Probe(ABC):
         return torch.addcmul(dgrad, dtheta, ratio.view(-1, *[1] * (dgrad.ndim - 1))), informative
 
     def relative_damping(self, dtype: torch.dtype) -> float:
+        """The damping that was asked for, or the default for a preconditioner of this dtype."""
         return float(torch.finfo(dtype).eps) ** 0.75 if self.damping is None else self.damping
 
     def __repr__(self) -> str:
@@ -125,9 +126,15 @@ def evaluate(closure: Closure) -> Any:
 
 
 def evaluate_backward(closure: Closure, params: Sequence[Tensor], probe: str) -> Any:
-    """Call an ordinary closure (zero_grad, backward, return the loss) and check that it made gradients."""
+    """Call an ordinary closure (zero_grad, backward, return the loss) and check that it made gradients.
+
+    One that returns None says that there is no loss, as frameworks do to leave out a mini-batch: the gradients are then
+    those that are there.
+    """
     before = [(p.grad, None if p.grad is None else p.grad._version) for p in params]
     loss = evaluate(closure)
+    if loss is None:
+        return None
     for p, (grad, version) in zip(params, before, strict=True):
         if p.grad is not None and (p.grad is not grad or p.grad._version != version):
             return loss
@@ -309,7 +316,7 @@ class HessianVector(Probe):
         used = [i for i, p in enumerate(params) if p.requires_grad]
         moved = set(moved)
         grads: list[Tensor | None] = [None] * len(params)
-        found = torch.autograd.grad(loss, [params[i] for i in used], create_graph=bool(moved), allow_unused=True)
+        found = _grad(loss, [params[i] for i in used], create_graph=bool(moved))
         for i, grad in zip(used, found, strict=True):
             grads[i] = grad
         if all(grad is None for grad in grads):
@@ -327,12 +334,7 @@ class HessianVector(Probe):
         ]
         products: Sequence[Tensor | None] = [None] * len(moved)
         if curved:
-            products = torch.autograd.grad(
-                [g for g, _ in curved],
-                [params[i] for i in moved],
-                [like(g, v) for g, v in curved],
-                allow_unused=True,
-            )
+            products = _grad([g for g, _ in curved], [params[i] for i in moved], [like(g, v) for g, v in curved])
         for i, dtheta, product in zip(moved, dthetas, products, strict=True):
             result.pairs[i] = (dtheta, torch.zeros_like(dtheta) if product is None else real(product.detach()))
         self.average_(result)
@@ -347,7 +349,7 @@ class Whitening(Probe):
     It fits the ordinary loop, ``loss.backward(); optimizer.step()``; a closure may be given but is not needed. There is
     no secant equation between ``v`` and ``g``: the criteria ``c1`` and ``c2`` have nothing to fit here. Whitened
     gradients do not become smaller near a minimum, so ``lr`` should: 0.003 is a good start, and for large models
-    0.0007.
+    0.0006.
 
     Args:
         of_average: whiten the average of the gradients, which is what a step with momentum preconditions, instead of
@@ -382,6 +384,26 @@ def _check_whole(params: Iterable[Tensor], who: str) -> None:
             f"params: ranks hold only parts of them; {who} wants whole ones (FiniteDifference(), whose closure calls "
             "backward, and Whitening() take both)"
         )
+
+
+#: how torch says that a derivative has none itself: that of a compiled model, in two ways, or of fused attention
+_ONCE_ONLY = ("support double backward", "requires create_graph=False", "derivative for")
+
+
+def _grad(
+    of: Tensor | Sequence[Tensor], by: Sequence[Tensor], v: Sequence[Tensor] | None = None, create_graph: bool = False
+) -> Sequence[Tensor | None]:
+    """``torch.autograd.grad``, with a way out where something can be differentiated only once."""
+    try:
+        return torch.autograd.grad(of, by, v, create_graph=create_graph, allow_unused=True)
+    except RuntimeError as error:
+        if not any(words in str(error) for words in _ONCE_ONLY):
+            raise
+        raise RuntimeError(
+            f"closure: HessianVector wants a model that can be differentiated twice, but {error}; FiniteDifference() "
+            "wants one derivative only. Or call the model as it was before torch.compile, and attention by "
+            "SDPBackend.MATH"
+        ) from error
 
 
 def _name(value: object) -> str:

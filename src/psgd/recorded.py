@@ -12,6 +12,7 @@ from . import options, usable
 from .criteria import Criterion, c3
 from .fleet import Fleet
 from .groups.axes import lower
+from .groups.inverse_free import Chores
 from .probes import Probe, Whitening
 from .replay import Replays
 from .shared import SharedOptimizer
@@ -43,11 +44,11 @@ class RecordedOptimizer(SharedOptimizer):
     def _whitens_average(self) -> bool:
         return isinstance(self.probe, Whitening) and self.probe.of_average and self.criterion is c3
 
-    def _replay(self, fleets: Sequence[Fleet], kind: tuple[bool, bool], advance: Advance, ok: Tensor) -> None:
+    def _replay(self, fleets: Sequence[Fleet], kind: tuple[bool, Chores], advance: Advance, ok: Tensor) -> None:
         """Advance by a recorded step, once there is one. The step sizes may change, all else is part of the record.
 
         Args:
-            kind: whether ``Q`` is updated, and tidied
+            kind: whether ``Q`` is updated, and what else is done then
         """
         assert self._whole is not None
         replays = self._whole.replays

@@ -21,8 +21,8 @@ STYLES = ("cyan", "red")
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 #: columns from which on two plots stand side by side, and columns for the numbers beside an axis
 WIDE, MARGIN = 76, 9
-#: of a picture that nobody gives a height
-ROWS = 24
+#: of a picture that nobody gives a height, and the width where there is no terminal
+ROWS, WIDEST = 24, 110
 
 
 class Plot:
@@ -168,7 +168,8 @@ def watch(console: Console, path: str, *, interval: float, once: bool, block: st
     unicode = (console.encoding or "").lower().startswith("utf")
 
     def drawn(height: int) -> Group:
-        return Group(*picture(history, console.width, height, block, unicode))
+        width = console.width if console.is_terminal else min(console.width, WIDEST)
+        return Group(*picture(history, width, height, block, unicode))
 
     if not once and console.is_terminal and not console.is_dumb_terminal:
         with (

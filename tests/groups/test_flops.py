@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-import psgd.groups.inverse_free
 import psgd.optimizer
 from psgd import PSGD, Dense, Diagonal, Kronecker, LimitedMemory, LowRank, Whitening, c3
 from psgd.groups import Group
 from psgd.groups.diagonal import DiagonalFactor
+from psgd.groups.inverse_free import KINDS, Chores
 from psgd.groups.whitener import Whitener
 
 from ..cases import Case, cases
@@ -68,11 +69,11 @@ def test_whitening(shape, max_dense):
     group = Kronecker(max_dense).init(shape, batch=2, dtype=torch.float32, device="cpu")
     whitener = Whitener([group])
     g = torch.randn(2, *shape)
-    tidy, plain = (
-        counted(lambda t=t: whitener.whiten_([g], 0.1, 1e-3, torch.tensor(True), tidy=t)) / 2 for t in (True, False)
-    )
-    every = psgd.groups.inverse_free.TIDY_EVERY
-    assert products(group) == (tidy + (every - 1) * plain) / every
+    each = []
+    for chores in map(Chores.of, range(KINDS)):
+        update = partial(whitener.whiten_, damping=1e-3 * chores.damping, usable=torch.tensor(True), tidy=chores.tidy)
+        each.append(counted(lambda update=update: update([g], 0.1)) / 2)
+    assert products(group) == sum(each) / KINDS
 
 
 @pytest.mark.parametrize("update_every", [1, 3])
@@ -80,14 +81,14 @@ def test_whitening(shape, max_dense):
     "structure", [Kronecker(), Kronecker(max_dense=4), Kronecker(inverse_free=False), Diagonal()], ids=str
 )
 def test_steps_of_the_optimizer(structure, update_every, monkeypatch):
-    for module in (psgd.optimizer, psgd.groups.inverse_free):
-        monkeypatch.setattr(module, "TIDY_EVERY", 1)
+    monkeypatch.setattr(psgd.optimizer, "mix", lambda step: step // update_every)  # one update of each kind
     model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Tanh(), nn.Linear(6, 3, bias=False))
     optimizer = PSGD(
         model.parameters(), lr=0.001, probe=Whitening(), preconditioner=structure, update_every=update_every
     )
     x = torch.randn(16, 4)
     model(x).square().mean().backward()
-    real = counted(lambda: [optimizer.step() for _ in range(update_every)]) / update_every
+    steps = KINDS * update_every
+    real = counted(lambda: [optimizer.step() for _ in range(steps)]) / steps
     expected = sum(len(stack.blocks) * products(stack.group, update_every) for stack in optimizer.stacks)
     assert expected == pytest.approx(real, rel=1e-9)

@@ -127,11 +127,11 @@ def reached(outcome: Outcome) -> tuple[float, float]:
 
 
 def best(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Of each optimizer the step size that needs the fewest steps, or else comes lowest."""
+    """Of each optimizer the step size with the fewest steps, of several such the quickest, or else the lowest."""
     by_name: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_name.setdefault(name_of(outcome), []).append(outcome)
-    return [min(same, key=lambda o: (reached(o)[0], lowest(o))) for same in by_name.values()]
+    return [min(same, key=lambda o: (*reached(o), lowest(o))) for same in by_name.values()]
 
 
 def name_of(outcome: Outcome) -> str:

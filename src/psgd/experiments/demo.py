@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from statistics import fmean
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -92,16 +93,14 @@ def _one_thread() -> Iterator[None]:
 
 
 def demo(console: Console, *, iterations: int = ITERATIONS, seed: int = 0) -> list[Run]:
-    """Train both, showing how far they are, and print the table."""
+    """Train both, showing how far they are."""
     console.print(
         f"Zebra stripes, a network of 401 parameters, {iterations:,} mini-batches of {zebra.BATCH} points for each "
         "optimizer, the same ones from the same start.",
         highlight=False,
     )
     show = _show_bars if console.file.isatty() else _show_lines
-    finished = show(console, race(seed, iterations), iterations)
-    console.print(table(finished))
-    return finished
+    return show(console, race(seed, iterations), iterations)
 
 
 # ---------------------------------------------------------------- while it runs
@@ -157,6 +156,21 @@ def table(finished: Sequence[Run]) -> Table:
             f"{1000 * run.seconds / run.iterations[-1]:.2f}",
         )
     return rows
+
+
+def numbers(finished: Sequence[Run]) -> list[dict[str, Any]]:
+    """The table, and the curves, for programs."""
+    return [
+        {
+            "name": run.name,
+            "lr": run.lr,
+            "loss": run.loss,
+            "error_rate": zebra.error_rate(run.model),
+            "seconds": run.seconds,
+            "curve": {"iterations": run.iterations, "losses": run.losses},
+        }
+        for run in finished
+    ]
 
 
 def draw(finished: Sequence[Run], points: int = 400) -> Figure:

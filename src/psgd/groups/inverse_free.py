@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +23,27 @@ from .axes import along, gram_, low, multiply_axes
 from .base import Factor, Group
 from .diagonal import DiagonalFactor
 
-#: What need not be done at every update of ``Q``, such as turning it back, is done at one of so many.
-TIDY_EVERY = 8
+#: Of so many updates of ``Q`` each is of one kind, see ``Chores``.
+KINDS = 8
+
+
+class Chores(NamedTuple):
+    """What need not be done at every update: each takes a product of n × n matrices."""
+
+    #: whether ``Q`` is turned back to symmetry, and the factors of a block are balanced
+    tidy: bool
+    #: times the damping of the probe
+    damping: float
+
+    @classmethod
+    def of(cls, number: int) -> Chores:
+        """One of ``KINDS`` updates tidies up, and every second one has twice the variance of the damping."""
+        kind = number % KINDS
+        return cls(tidy=kind == 0, damping=2**0.5 * (kind % 2))
+
+
+#: of an update that may be the only one
+ALL_CHORES = Chores(tidy=True, damping=1.0)
 
 
 class NearSymmetric(Factor):
@@ -163,18 +183,18 @@ class InverseFree(Group):
     def flops(self, update_every: int = 1) -> list[float]:
         """For each factor what a step of one block takes on average where ``Whitener`` fits it, with c3.
 
-        A dense factor along an axis of n, of a block of N elements, takes at an update ``6 n³`` for ``P``, its damping
-        and the step of ``Q``, ``4 n N`` for ``P g`` and its Gram matrix, ``4 n²`` for the norm of that, and at one
-        update of ``TIDY_EVERY`` ``2 n³ + 2 n²`` for turning ``Q`` back. Between updates ``P g`` takes ``2 n N``, and
-        ``P``, found once, ``2 n³``. A diagonal factor has a product and a sum of squares of N elements, ``3 N``, and
-        ``7 n`` for itself.
+        A dense factor along an axis of n, of a block of N elements, takes at an update ``4 n³`` for ``P`` and the step
+        of ``Q``, ``4 n N`` for ``P g`` and its Gram matrix, ``4 n²`` for the norm of that, at every second update
+        ``2 n³`` for the damping, and at one of ``KINDS`` as much for turning ``Q`` back. Between updates ``P g`` takes
+        ``2 n N``, and ``P``, found once, ``2 n³``. A diagonal factor has a product and a sum of squares of N elements,
+        ``3 N``, and ``7 n`` for itself.
         """
         numel = math.prod(self.dims)
         between = update_every - 1
         each = []
         for n, factor in zip(self.dims, self.factors, strict=True):
             if isinstance(factor, NearSymmetric):
-                update = 6 * n**3 + 4 * n * numel + 4 * n**2 + (2 * n**3 + 2 * n**2) / TIDY_EVERY
+                update = 5 * n**3 + 4 * n * numel + 4 * n**2 + 2 * n**3 / KINDS
                 precondition = 2 * n**3 * (between > 0) + 2 * n * numel * between
             else:
                 update = 3 * numel + 7 * n
@@ -265,7 +285,7 @@ def turn_(Q: Tensor, usable: Tensor) -> None:
     size = torch.linalg.vector_norm(R.flatten(1), dim=1, dtype=dtype)
     RQ = torch.bmm(R, Q)
     slope = size.square() / 2  # the trace of R Q
-    bend = torch.bmm(R.view(len(Q), 1, -1), RQ.view(len(Q), -1, 1)).view(-1).to(dtype)  # minus the trace of R R Q
+    bend = R.mul_(RQ).flatten(1).sum(1, dtype=dtype)  # minus the trace of R R Q
     # R is antisymmetric, its singular values come in pairs: ‖R‖ is at most that of its elements over √2.
     t = torch.minimum(slope / bend, 0.5 * 2**0.5 / size)
     descend_(Q, RQ, torch.where(usable & (bend > 0), t, 0.0))

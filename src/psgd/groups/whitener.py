@@ -137,7 +137,7 @@ class Whitener:
         Args:
             gs: an array ``(B, *dims)`` for each group; the list is emptied, as they may be copies
             lr: one number, or one for each of all blocks
-            damping: relative to the size of ``g``
+            damping: relative to the size of ``g``; where it is zero, one of three products of n × n matrices is saved
             usable: whether there is a step at all; blocks whose gradient is useless keep their ``Q`` anyway
             weight: for each of all blocks
             tidy: also do what need not be done at every step: turn ``Q`` back to symmetry, and balance the factors
@@ -154,12 +154,13 @@ class Whitener:
         Ps = [pool.P() for pool in self.pools]
         whitened = self._precondition(gs, Ps, weight, outs or [None] * len(gs))
         gs.clear()
-        norms = torch.cat(self._at_once(self._length, Ps, sizes=Ps)).log_()
-        variance = (self.others @ norms).mul_(2).exp_().mul_(noise[self.block])
         tangents = [torch.empty_like(P, dtype=P.dtype if P.ndim == 3 else self.dtype) for P in Ps]
-        self._at_once(partial(self._damp_, variance), self.pools, Ps, tangents, sizes=Ps)
+        if damping:
+            norms = torch.cat(self._at_once(self._length, Ps, sizes=Ps)).log_()
+            variance = (self.others @ norms).mul_(2).exp_().mul_(noise[self.block])
+            self._at_once(partial(self._damp_, variance), self.pools, Ps, tangents, sizes=Ps)
         Ps.clear()  # as large as the tangents: gone before more is needed
-        length = self._see_(whitened, tangents)
+        length = self._see_(whitened, tangents, add=damping > 0)
         descend_ = partial(self._descend_, lr, usable)
         overflown = torch.cat(self._at_once(descend_, self.pools, tangents, sizes=tangents))
         tangents.clear()
@@ -224,8 +225,8 @@ class Whitener:
         else:
             torch.mul(P.to(self.dtype).square(), mine[:, None], out=S)
 
-    def _see_(self, whitened: Sequence[tuple[Tensor, Tensor | None]], tangents: Sequence[Tensor]) -> Tensor:
-        """Add ``a aᵀ`` to the tangents, for whitened ``a = scale · v`` seen along every axis.
+    def _see_(self, whitened: Sequence[tuple[Tensor, Tensor | None]], tangents: Sequence[Tensor], add: bool) -> Tensor:
+        """``a aᵀ``, or add it to the tangents, for whitened ``a = scale · v`` seen along every axis.
 
         Returns:
             ``‖a‖`` for each block
@@ -234,11 +235,14 @@ class Whitener:
         def see_(g: int, axis: int, S: Tensor) -> Tensor | None:
             v, scale = whitened[g]
             if S.ndim == 3:
-                gram_(v, axis, S, scale, add=True)
+                gram_(v, axis, S, scale, add=add)
                 return None
             rows = torch.empty_like(S)
             gram_(v, axis, rows, scale)
-            S.addcmul_(rows, rows)
+            if add:
+                S.addcmul_(rows, rows)
+            else:
+                torch.square(rows, out=S)
             return rows
 
         keys = [key for pool in self.pools for key in pool.rows]

@@ -1,0 +1,313 @@
+"""The documentation: its examples run as they are written, and the build fails where it has a gap."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib.util
+import re
+import runpy
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import psgd
+from psgd import MaxAbs, Spectral, c1, c2, c3
+
+from .cases import Case
+from .groups import test_base as laws
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+#: languages whose blocks are programs; ``python notest`` is one that needs what is not there
+BLOCK = re.compile(r"^( *)```(python(?: notest)?)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+
+
+def examples(page: Path) -> Iterator[str]:
+    for _, language, code in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if language == "python":
+            yield code
+
+
+def run(page: Path) -> dict[str, Any]:
+    """All examples of a page, one after the other, as a reader would type them."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for number, code in enumerate(examples(page), 1):
+        exec(compile(code, f"{page.name}, example {number}", "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(examples(page))], ids=lambda page: page.name)
+def test_examples_run_in_order(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = run(page)
+    output = capsys.readouterr().out
+    if page.name in ("README.md", "index.md"):
+        assert "PSGD(Kronecker" in output
+        assert names["loss"].item() < (0.1 if page.name == "index.md" else 1.0)
+
+
+def test_few_examples_are_left_out():
+    left_out = [page.name for page in PAGES for _, kind, _ in BLOCK.findall(page.read_text()) if kind != "python"]
+    assert sum(name == "distributed.md" for name in left_out) == 1
+    assert len(left_out) <= 12
+
+
+def test_the_readme_starts_with_the_two_commands():
+    first = re.search(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert [line.split("#")[0].strip() for line in first.group(1).splitlines()] == ["make demo", "make test"]
+
+
+def test_links_of_the_readme_lead_somewhere():
+    for file in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / file).read_text(encoding="utf-8")):
+            assert (ROOT / target).exists(), f"{file}: {target}"
+
+
+def test_errors_that_are_explained_are_raised():
+    """The words of each message in the table of errors are those of a text in the sources."""
+    texts = [words(text) for path in (ROOT / "src" / "psgd").rglob("*.py") for text in texts_of(path)]
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8").partition("## What errors say")[2]
+    messages = re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)
+    assert len(messages) >= 20
+    filled_in = {"finitedifference", "hessianvector", "preconditioner", "torch", "bfloat16", "state_dict", "state"}
+    filled_in |= {"param_groups", "psgd", "wants"}
+    for message in messages:
+        assert any(words(message) - filled_in <= text for text in texts), message
+
+
+def texts_of(path: Path) -> Iterator[str]:
+    """All texts of a module, with a gap where something is filled in."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(part.value if isinstance(part, ast.Constant) else " … " for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z_0-9]{3,}", text.lower()))
+
+
+class PairedCase(Case):
+    """Random elements of the structure of docs/extending.md."""
+
+    def group(self, batch: int = 1, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
+        group = super().group(batch, dtype, seed)
+        group.factors[0].beside.normal_(generator=torch.Generator().manual_seed(seed))
+        return group
+
+
+@pytest.fixture(scope="module")
+def paired() -> type:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for code in list(examples(DOCS / "extending.md"))[:2]:
+        exec(code, names)
+    return names["Paired"]
+
+
+@pytest.mark.parametrize("shape", [(2,), (7,), (2, 3)], ids=str)
+def test_the_structure_of_the_example_obeys_all_laws(paired, shape):
+    case = PairedCase(paired(), shape)
+    laws.test_maps_are_those_of_the_dense_matrix(case)
+    laws.test_solve_undoes_apply(case)
+    laws.test_apply_t_is_the_adjoint_of_apply(case)
+    laws.test_preconditioner_is_positive_definite(case)
+    laws.test_group_is_closed_under_products(case)
+    for bad in (float("nan"), float("inf"), 0.0):
+        laws.test_a_useless_tangent_changes_no_bit(case, bad)
+    for normalize in laws.NORMALIZATIONS:
+        laws.test_group_is_closed_under_descent(case, normalize)
+        for criterion in (c1, c2, c3):
+            laws.test_stacked_equals_one_by_one(case, criterion, normalize)
+            laws.test_one_step_is_the_formula_of_the_paper(case, criterion, normalize)
+    for criterion in (c1, c2, c3):
+        laws.test_descent_is_along_the_projected_gradient_of_autograd(case, criterion)
+        laws.test_equivariance(case, criterion, 1e6)
+    forever = laws.test_diagonal_stays_positive_for_ever.hypothesis.inner_test
+    for normalize, exponent in ((MaxAbs(), -30), (Spectral(), 30)):
+        forever(case, normalize, 0.999, torch.float32, 0, exponent)
+
+
+def test_a_broken_structure_would_be_found(paired):
+    """The laws see it where the map that solves has the wrong sign."""
+    case = PairedCase(paired(), (6,))
+    factor = type(case.group().factors[0])
+    right = factor.solve
+    factor.solve = factor.apply
+    try:
+        with pytest.raises(AssertionError):
+            laws.test_solve_undoes_apply(case)
+    finally:
+        factor.solve = right
+
+
+# The build
+
+
+def hook(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"hook_{name}", DOCS / "hooks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"), [("tables", ""), ("links", ""), ("examples", ""), ("offline", ""), ("docstrings", "griffe")]
+)
+def test_examples_of_hooks(name, needs):
+    if needs:
+        pytest.importorskip(needs)
+    assert doctest.testmod(hook(name)).failed == 0
+
+
+def test_docstrings_for_the_reference():
+    pytest.importorskip("griffe")
+    examples = hook("docstrings").examples
+    assert examples("See:\n\n>>> 1 + 1\n2\n\nThat.") == "See:\n\n```pycon\n>>> 1 + 1\n2\n```\n\nThat."
+
+
+def anchors_of_all(public: ModuleType) -> set[str]:
+    return {name.places[0] for name in public.public(psgd)}
+
+
+def test_all_that_is_public_must_be_documented():
+    public = hook("public")
+    anchors = anchors_of_all(public)
+    assert {"psgd.PSGD", "psgd.PSGD.step", "psgd.Affine.groups", "psgd.Plan.balance", "psgd.closed_form.c3"} <= anchors
+    assert {"psgd.PSGD.add_param_group", "psgd.diagnostics.Properties", "psgd.Kronecker.init"} <= anchors
+    assert not any("._" in anchor for anchor in anchors)
+    assert public.undocumented(psgd, anchors) == []
+    for missing in ("psgd.c3", "psgd.PSGD.step", "psgd.closed_form.c1", "psgd.diagnostics"):
+        (problem,) = public.undocumented(psgd, anchors - {missing})
+        assert problem.startswith(f"{missing}: not in the reference")
+
+
+def test_inherited_names_may_be_documented_where_they_come_from():
+    public = hook("public")
+    anchors = anchors_of_all(public)
+    ours = {anchor for anchor in anchors if anchor.endswith(".divide")}
+    assert len(ours) == 3
+    assert public.undocumented(psgd, anchors - ours) != []
+    assert public.undocumented(psgd, (anchors - ours) | {"psgd.blocks.Blocks.divide"}) == []
+
+
+def test_a_name_without_docstring_is_found(monkeypatch):
+    public = hook("public")
+
+    class Undocumented:
+        """Has a docstring."""
+
+        def method(self) -> None: ...
+
+    Undocumented.__module__ = "psgd.made_up"
+    monkeypatch.setattr(psgd, "Undocumented", Undocumented, raising=False)
+    monkeypatch.setattr(psgd, "__all__", [*psgd.__all__, "Undocumented"])
+    problems = public.undocumented(psgd, anchors_of_all(public))
+    assert problems == ["psgd.Undocumented.method: no docstring"]
+    monkeypatch.setattr(Undocumented, "__doc__", None)
+    assert "psgd.Undocumented: no docstring" in public.undocumented(psgd, anchors_of_all(public))
+
+
+def test_tables_are_those_of_the_files():
+    tables = hook("tables")
+    table = tables.benchmark(DOCS / "results" / "bench" / "step.json")
+    assert "| PSGD, bf16 Q | " in table
+    assert "`psgd bench step --device cuda" in table
+    assert "NVIDIA H200" in table
+    claims = tables.claims(DOCS / "results")
+    held = [tuple(map(int, found)) for found in re.findall(r"\| (\d+) of (\d+) \|", claims)]
+    assert [sum(part) for part in zip(*held, strict=True)] == [48, 55]
+    with pytest.raises(ValueError, match="no such file"):
+        tables.benchmark(DOCS / "nowhere.json")
+
+
+def test_every_table_that_a_page_wants_is_there():
+    for page in DOCS.glob("*.md"):
+        for path in re.findall(r"^<!-- (?:table|claims): (\S+) -->$", page.read_text(encoding="utf-8"), re.MULTILINE):
+            assert (DOCS / path).exists()
+
+
+def test_formulas():
+    pytest.importorskip("latex2mathml")
+    mathml = hook("mathml")
+    content = r'<p><span class="arithmatex">\(a &lt; b\)</span></p><div class="arithmatex">\[Q^T Q\]</div>'
+    found = mathml.replaced(content)
+    assert found.count("<math") == 2
+    assert "arithmatex" not in found
+    assert "<mo>&#x0003C;</mo>" in found
+    with pytest.raises(ValueError, match="nosuchthing"):
+        mathml.mathml(r"\nosuchthing x", block=True)
+    aligned = mathml.mathml(r"\begin{aligned} a &= b \\ c &= d \end{aligned}", block=True)
+    assert aligned.count("<mtr>") == 2
+
+
+def test_pictures_are_those_of_the_script():
+    """At a small size; what is committed is what the script draws, but for the fonts of other versions."""
+    pytest.importorskip("matplotlib")
+    script = runpy.run_path(str(DOCS / "pictures.py"))
+    committed = {path.stem for path in (DOCS / "pictures").glob("*.svg")} - {"icon"}
+    assert committed == set(script["PICTURES"])
+    page = (DOCS / "method.md").read_text(encoding="utf-8")
+    for name in committed:
+        assert f"(pictures/{name}.svg)" in page
+    assert len(script["fitting"](steps=5).axes) == 2
+    assert script["optimum"]("c1", 0.1, 1.0) == pytest.approx(10)
+    assert script["optimum"]("c2", 0.1, 1.0) == pytest.approx(0.1 / 1.01)
+    assert script["optimum"]("c3", 0.1, 1.0) == pytest.approx(1.01**-0.5)
+    for name in ("geometry", "noise", "groups", "rank-two"):
+        drawn = script["drawn"](name)
+        old = (DOCS / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
+        assert drawn.count("<g ") == old.count("<g ")
+
+
+def test_the_table_of_choices_can_be_made():
+    script = runpy.run_path(str(DOCS / "choose.py"))
+    choices = {choice.name: choice for choice in script["choices"]()}
+    page = (DOCS / "choose.md").read_text(encoding="utf-8")
+    for name, choice in choices.items():
+        assert re.search(
+            rf"^\| {re.escape(name)} \| {f'{choice.numbers:,}' if choice.numbers else ''}", page, re.MULTILINE
+        )
+    assert script["row"](choices["Adam"], 2).startswith("| Adam |  |")
+
+
+@pytest.fixture
+def small_site(tmp_path: Path) -> Path:
+    """The configuration of the site, with one page on two names."""
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    shutil.copytree(DOCS / "hooks", tmp_path / "docs" / "hooks")
+    (tmp_path / "src").symlink_to(ROOT / "src")
+    config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    before, after = config.split("\nnav:\n")
+    after = after[after.index("\nexclude_docs") :]
+    (tmp_path / "mkdocs.yml").write_text(before.replace("  favicon: pictures/icon.svg\n", "") + after, encoding="utf-8")
+    (tmp_path / "docs" / "index.md").write_text("# Reference\n\n::: psgd.c1\n\n::: psgd.PSGD\n", encoding="utf-8")
+    (tmp_path / "docs" / "style.css").touch()
+    return tmp_path
+
+
+def test_the_build_fails_for_a_name_that_is_not_in_the_reference(small_site, caplog):
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+    from mkdocs.exceptions import Abort, BuildError
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of others
+        with pytest.raises((Abort, BuildError, SystemExit)) as error:
+            build(load_config(str(small_site / "mkdocs.yml")))
+    said = caplog.text + str(error.value)
+    assert "psgd.c2: not in the reference; add `::: psgd.c2`" in said
+    assert "psgd.PSGD.add_param_group: not in the reference" in said
+    assert "psgd.c1:" not in said
+    assert "psgd.PSGD.step:" not in said

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from psgd import PSGD, Affine, Dense, FiniteDifference, HessianVector, Joint, Kronecker, Spectral, Whitening
+from psgd import PSGD, Affine, Dense, FiniteDifference, HessianVector, Joint, Kronecker, Monitor, Spectral, Whitening
 from psgd.groups.inverse_free import ALL_CHORES
 from psgd.groups.triangular import descend_rank_two_
 
@@ -361,3 +361,37 @@ def test_blocked_update_is_the_product(n, dtype):
 def test_dense_too_large_for_the_device():
     with pytest.raises(ValueError, match=r"Dense\(\): Q would take .* on cuda:0"):
         PSGD([torch.zeros(1_000_000, device="cuda", requires_grad=True)], preconditioner=Dense())
+
+
+def test_a_monitor_waits_for_the_device_at_records_only(tmp_path):
+    """Steps are replayed as they would be without it, and end at the same bits."""
+    results = []
+    for watched in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64), nn.Tanh(), nn.Linear(64, 1)).cuda()
+        optimizer = PSGD(model.named_parameters(), lr=0.01, probe=Whitening())
+        monitor = Monitor(optimizer, tmp_path / "run.csv", every=20) if watched else None
+        x = torch.randn(32, 64, device="cuda")
+        for step in range(60):
+            optimizer.zero_grad()
+            loss = (model(x) - 1).square().mean()
+            loss.backward()
+            quiet = step > 40 and step % 20 not in (0, 1)  # before, steps are recorded; the loss is told at the end
+            torch.cuda.set_sync_debug_mode("error" if quiet else "default")
+            try:
+                optimizer.step()
+                if monitor is not None:
+                    monitor.loss(loss)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        assert optimizer._whole is not None
+        assert optimizer._whole.replays is not None
+        results.append((weights(model), len(optimizer._whole.replays._graphs)))
+        if monitor is not None:
+            monitor.close()
+            assert monitor.last is not None
+            assert monitor.last.step == 40
+            assert all(block.q_step and block.update_rms for block in monitor.last.blocks)
+    assert results[0][1] == results[1][1] > 0
+    for a, b in zip(results[0][0], results[1][0], strict=True):
+        assert torch.equal(a, b)

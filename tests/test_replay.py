@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import psgd.fleet
 import psgd.recorded
-from psgd import PSGD, Whitening
+from psgd import PSGD, Monitor, Whitening
 from psgd.kernels import Table
 from psgd.replay import MOST, Replays
 
@@ -207,6 +207,33 @@ def test_recorded_steps_are_steps(change, options):
     assert len(replays._seen) <= MOST
     if change is not schedule_of_another_number:
         assert replays.count > 10
+
+
+def test_recorded_steps_that_are_watched_are_the_same_steps():
+    """And no more of them are recorded."""
+    results = []
+    for watched in (False, True):
+        torch.manual_seed(0)
+        params = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
+        optimizer = PSGD(params, lr=0.02, probe=Whitening(), update_every=3)
+        found: list[Any] = []
+        monitor = Monitor(optimizer, found.append, every=4) if watched else None
+        for step in range(40):
+            generator = torch.Generator().manual_seed(step)
+            for p in params:
+                p.grad = torch.randn(p.shape, generator=generator)
+            optimizer.step()
+        if monitor is not None:
+            monitor.close()
+            assert len(found) == 10
+            numbers = [v for record in found for b in record.blocks for v in (b.q_step, b.residual, b.update_rms)]
+            assert all(v is not None and v > 0 for v in numbers)
+        assert optimizer._whole is not None
+        replays = optimizer._whole.replays
+        assert replays.count > 10
+        results.append((params, replays.count, len(replays._graphs)))
+    assert results[0][1:] == results[1][1:]
+    assert all(map(torch.equal, results[0][0], results[1][0]))
 
 
 def test_the_least_used_recording_is_dropped():

@@ -1,10 +1,11 @@
 """Preconditioned stochastic gradient descent for PyTorch."""
 
-from . import closed_form, diagnostics
+from . import closed_form, diagnostics, monitor
 from .blocks import Affine, Joint, PerTensor
 from .criteria import c1, c2, c3
 from .groups import Dense, Diagonal, Kronecker, LimitedMemory, LowRank
 from .minimizing import OptimizeResult, minimize
+from .monitor import Monitor
 from .normalize import MaxAbs, MaxDiag, Spectral
 from .optimizer import PSGD
 from .planned import Plan
@@ -26,6 +27,7 @@ __all__ = [
     "LowRank",
     "MaxAbs",
     "MaxDiag",
+    "Monitor",
     "OptimizeResult",
     "PerTensor",
     "Plan",
@@ -37,5 +39,6 @@ __all__ = [
     "closed_form",
     "diagnostics",
     "minimize",
+    "monitor",
     "plan",
 ]

@@ -14,6 +14,7 @@ import torch
 import typer
 
 from . import __version__, plan_command
+from . import watch as terminal
 from .bench import BENCHMARKS, benchmark
 from .bench import peers as bench_peers
 from .experiments import demo as zebra_demo
@@ -22,6 +23,7 @@ from .experiments import report as html_report
 from .experiments.figures import FIGURES
 from .experiments.reproduce import Order
 from .experiments.reproduce import reproduce as reproduce_figures
+from .monitor.history import HistoryError
 from .output import Commands, FailedError, Json, Output, Quiet, Stream, interrupted, run
 
 app = typer.Typer(
@@ -180,9 +182,10 @@ def reproduce(
     printer.document({"figures": brief, "report": str(page), "version": __version__})
 
 
-@app.command(short_help="Make one page of what reproduce wrote.")
+@app.command(short_help="Make one page of what reproduce or monitors wrote.")
 def report(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="What reproduce wrote.")], as_json: Json = False
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="What reproduce or monitors wrote.")],
+    as_json: Json = False,
 ) -> None:
     """Make one page of all results in a directory, and print where it is.
 
@@ -199,6 +202,26 @@ def report(
         raise typer.BadParameter(str(error), param_hint="'DIR'") from None
     printer.results.say(page)
     printer.document({"report": str(page), "version": __version__})
+
+
+@app.command(short_help="Show on the terminal what a monitor records.")
+def watch(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The CSV file of a psgd.Monitor.")],
+    once: Annotated[bool, typer.Option("--once", help="Print one picture, as is done without a terminal.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds from one picture to the next.")] = 2.0,
+    block: Annotated[str, typer.Option(metavar="TEXT", help="Only blocks whose names contain this.")] = "",
+) -> None:
+    """Show what a psgd.Monitor writes while a model is trained, until Ctrl-C.
+
+    \b
+    Examples:
+      psgd watch run.csv
+      psgd watch run.csv --once --block 0.weight
+    """
+    try:
+        terminal.watch(Stream(), str(file), interval=interval, once=once, block=block)
+    except HistoryError as error:
+        raise typer.BadParameter(str(error), param_hint="'FILE'") from None
 
 
 @app.command(short_help="Measure costs and gains beside other optimizers.")

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from .groups.base import Group
-from .tangent import Tangent
+from .tangent import Tangent, largest
 
 
 class Criterion(Protocol):
@@ -51,3 +52,31 @@ def c3(Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent:
     b = Q.b(dtheta)
     del dtheta
     return Tangent((a - b).mul_(0.5), a.add_(b), is_difference=True)
+
+
+def misfit(criterion: Criterion, Q: Group, dtheta: Tensor, dgrad: Tensor) -> Tensor:
+    """How far one pair is from what a criterion wants: for each block a number that does not depend on any scale.
+
+    For ``c1`` and ``c2`` the relative error of their secant equations. For ``c3``, which wants sizes to agree, and for
+    criteria of others, ``|ln(‖a‖² / ‖b‖²)|``. As every group contains the scalings, the optimum of ``c3`` has
+    ``E‖a‖² = E‖b‖²``; where it is ``P = |H|⁻¹``, ``‖a‖ = ‖b‖`` for every pair. Until then a few directions with too
+    large a curvature make most of ``‖a‖²``, so that it varies from pair to pair even where its mean is right: the
+    misfit falls while ``Q`` learns the scale, and on while it learns the shape.
+    """
+    if criterion is c1:
+        return _relative(dgrad - Q.solve(Q.solve_t(dtheta)), dgrad)
+    if criterion is c2:
+        return _relative(Q.precondition(dgrad) - dtheta, dtheta)
+    return 2 * (log_length(Q.a(dgrad)) - log_length(Q.b(dtheta))).abs()
+
+
+def _relative(error: Tensor, of: Tensor) -> Tensor:
+    return (log_length(error) - log_length(of)).exp()
+
+
+def log_length(v: Tensor) -> Tensor:
+    """``ln ‖v‖`` of each block of a stack, also where squares would over- or underflow."""
+    dtype = torch.promote_types(v.dtype, torch.float32)
+    size = largest(v).to(dtype)
+    unit = v.to(dtype) / torch.where(size > 0, size, 1.0).view(-1, *[1] * (v.ndim - 1))
+    return size.log() + torch.linalg.vector_norm(unit.flatten(1), dim=1).log().clamp_min(0)

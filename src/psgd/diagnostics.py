@@ -22,6 +22,7 @@ from .blocks import Block
 from .optimizer import PSGD
 from .probes import evaluate_forward
 from .real import like, real
+from .team import is_divided
 from .undo import Gradients
 
 LinearMap = Callable[[Tensor], Tensor]
@@ -108,6 +109,51 @@ def model_properties(
         float(_mean_over_spectrum(preconditioned, torch.abs)),
         float(trace_H_2 / trace_P2),
     )
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Eigenvalues of ``PH`` as a distribution: ``weights`` sum to one, and say how much of it is near each node."""
+
+    nodes: Tensor
+    weights: Tensor
+
+    def quantile(self, share: float) -> float:
+        """The absolute value that so much of the spectrum is below of, or at."""
+        sizes, order = self.nodes.abs().sort()
+        below = self.weights[order].cumsum(0)
+        return float(sizes[min(int((below < share * (1 - 1e-6)).sum()), len(sizes) - 1)])
+
+    @property
+    def negative(self) -> float:
+        """The share of negative eigenvalues."""
+        return float(self.weights[self.nodes < 0].sum())
+
+
+def model_spectrum(
+    optimizer: PSGD, closure: Callable[[], Tensor], *, probes: int = 4, iterations: int = 32, seed: int = 0
+) -> Spectrum:
+    """The spectrum of ``PH`` for the parameters of an optimizer, by stochastic Lanczos quadrature.
+
+    Its ends are those of the true spectrum, or a little inside. Nothing is touched, as by ``model_properties``.
+
+    Args:
+        optimizer: the optimizer; blocks whose parameters are frozen are left out
+        closure: returns the loss, without calling ``backward``; always for the same mini-batch
+        probes: random vectors to average over, each of which costs ``iterations`` products
+        iterations: Lanczos steps for each
+        seed: of the random vectors
+    """
+    for name, value in (("probes", probes), ("iterations", iterations)):
+        if value < 1:
+            raise ValueError(f"{name}={value!r}: model_spectrum wants a whole number of at least 1")
+    if any(is_divided(p) for p in optimizer.parameters()):
+        raise ValueError("optimizer: ranks hold only parts of its parameters; model_spectrum wants whole ones")
+    operators = _Operators(optimizer, closure)
+    vectors = operators.probes(probes, seed)
+    found = [lanczos_quadrature(operators.QHQt, z, iterations) for z in vectors]
+    nodes, weights = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return Spectrum(nodes, weights / len(found))
 
 
 def lanczos_quadrature(A: LinearMap, z: Tensor, iterations: int) -> tuple[Tensor, Tensor]:

@@ -105,6 +105,8 @@ class PSGD(RecordedOptimizer):
 
     normalize: Normalization
     error_if_nonfinite: bool
+    #: called at every step with its number, what the probe found and whole gradients, before anything moves
+    observers: tuple[Callable[[int, Evaluation, Mapping[int, Tensor]], None], ...] = ()
 
     def __init__(
         self,
@@ -176,6 +178,8 @@ class PSGD(RecordedOptimizer):
             moved = [i for i in moved if self._owners[i] == self._team.rank]
 
         with without_autocast(ok):
+            for observe in self.observers:
+                observe(int(self._clock), evaluation, grads)
             fleets, partial = self._fleets(grads)
             for fleet in fleets:
                 for stack in fleet.stacks:

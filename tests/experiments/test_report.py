@@ -313,7 +313,8 @@ def test_a_folder_without_results_is_refused(tmp_path, exists):
         directory.mkdir()
         (directory / "fig1.png").write_bytes(b"a picture")
     with pytest.raises(
-        report.ReportError, match=rf"^no results in {re.escape(str(directory))}: run psgd reproduce first$"
+        report.ReportError,
+        match=rf"^no results in {re.escape(str(directory))}: run psgd reproduce first, or have a .*$",
     ):
         report.write(directory)
 

@@ -1,4 +1,4 @@
-"""The report: what `psgd reproduce` left in a folder, claims beside measurements, on a page that needs nothing else."""
+"""The report: what `psgd reproduce` and monitors left in a folder, on a page that needs nothing else."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ from string import Template
 from typing import Any
 from urllib.parse import quote
 
+from ..monitor import History, HistoryError
+from . import monitored
+from .drawing import images
 from .figures import FIGURES
 from .store import write_bytes
 
 TITLE = "Preconditioned SGD: the paper's experiments"
+#: where there are only runs that were monitored
+RUNS_TITLE = "Preconditioned SGD: monitored runs"
 #: the order of the sections; whatever else lies in the folder comes after them, by name
 ORDER = list(FIGURES)
 #: a column of these is aligned to the right
@@ -48,7 +53,14 @@ class ReportError(Exception):
 def write(directory: Path) -> Path:
     """Write `report.html` beside the figures it is about: whole or not at all."""
     path = directory / "report.html"
-    write_bytes(path, _page(directory, _read(directory)).encode(errors="replace"))
+    try:
+        watched = monitored.histories(directory)
+    except HistoryError as error:
+        raise ReportError(str(error)) from None
+    results = _read(directory)
+    if not results and not watched:
+        raise ReportError(f"no results in {directory}: run psgd reproduce first, or have a psgd.Monitor write there")
+    write_bytes(path, _page(directory, results, watched).encode(errors="replace"))
     return path
 
 
@@ -69,8 +81,6 @@ def _read(directory: Path) -> dict[str, Result]:
             results[path.stem] = result
         elif path.stem in places:  # other files may lie there for other reasons
             raise ReportError(f"{path} is not a result of psgd reproduce: {problem}")
-    if not results:
-        raise ReportError(f"no results in {directory}: run psgd reproduce first")
     return results
 
 
@@ -96,7 +106,7 @@ def _misfit(value: Any, shape: Any, at: str = "") -> str:
 # ---------------------------------------------------------------- the page; all that is returned from here on is markup
 
 
-def _page(directory: Path, results: dict[str, Result]) -> str:
+def _page(directory: Path, results: dict[str, Result], watched: dict[str, History]) -> str:
     files = resources.files(__package__)
     every = list(results.values())
     claims = [claim for result in every for claim in result["claims"]]
@@ -107,13 +117,15 @@ def _page(directory: Path, results: dict[str, Result]) -> str:
     sizes = " and ".join(dict.fromkeys(escape(result["size"]) for result in every))
     origins = " and ".join(dict.fromkeys(_origin(result) for result in every))
     total = _duration(sum(result["seconds"] for result in every))
+    sections = [_section(directory, name, result) for name, result in results.items()]
+    sections += [_watched_section(name, history) for name, history in watched.items()]
     return Template(files.joinpath("report.html").read_text("utf-8")).substitute(
-        title=TITLE,
+        title=TITLE if results else RUNS_TITLE,
         style=files.joinpath("report.css").read_text("utf-8"),
-        verdict=f"{_share(claims)} claims hold{shares}.",
-        circumstances=f"Size: {sizes}. Run on {origins}. Computing time: {total} in all.",
-        overview=_overview(results),
-        sections="\n".join(_section(directory, name, result) for name, result in results.items()),
+        verdict=f"{_share(claims)} claims hold{shares}." if results else f"Runs: {len(watched)}.",
+        circumstances=f"Size: {sizes}. Run on {origins}. Computing time: {total} in all." if results else "",
+        overview=(_overview(results) if results else "") + (_watched_overview(watched) if watched else ""),
+        sections="\n".join(sections),
     )
 
 
@@ -139,7 +151,7 @@ def _section(directory: Path, name: str, result: Result) -> str:
 Computing time: {_duration(result["seconds"])}; written
 <time datetime="{finished}">{when}</time>.</p>
 <p id="{escape(name)}-about">{escape(result["about"])}</p>
-{_picture(directory / f"{name}.png", name, result)}
+{_picture(directory / f"{name}.png", name, _heading(name, result))}
 {f'<h3>Claims and measurements</h3><ul class="claims">{claims}</ul>' if claims else ""}
 {f"<h3>Tables</h3>{tables}" if tables else ""}
 {_settings(result)}
@@ -147,15 +159,45 @@ Computing time: {_duration(result["seconds"])}; written
 </section>"""
 
 
-def _picture(path: Path, name: str, result: Result) -> str:
-    """A link that lets the picture itself fill the window: browsers open no `data:` address, and a copy is long."""
+def _watched_overview(watched: dict[str, History]) -> str:
+    rows = []
+    for name, history in watched.items():
+        steps, losses = history.curve("step")[1], history.curve("loss")[1]
+        last = f"{losses[-1]:.4g}" if losses else "–"
+        link = f'<a href="#run-{quote(name)}">{escape(name)}</a>'
+        rows.append((link, f"{steps[-1]:.0f}" if steps else "–", f"{len(steps)}", last))
+    return _table("", ("Monitored run", "Last step", "Records", "Loss"), rows)
+
+
+def _watched_section(name: str, history: History) -> str:
+    key, heading = f"run-{name}", f"Monitored run {name}"
+    skipped = history.curve("skipped")[1]
+    about = f"{len(history.blocks())} blocks; {skipped[-1] if skipped else 0:.0f} steps skipped."
+    png = images(monitored.draw(history), name)["png"] if len(history) else b""
+    picture = _shown(png, key, escape(heading)) if png else '<p class="missing">There is no record yet.</p>'
+    return f"""\
+<section id="{escape(key)}">
+<h2>{escape(heading)}</h2>
+<p id="{escape(key)}-about">{escape(about)} Of a number that every block has, the median and the largest are drawn.
+All of them are in <code>{escape(name)}.csv</code>.</p>
+{picture}
+<p class="back"><a href="#overview">Back to the overview</a></p>
+</section>"""
+
+
+def _picture(path: Path, name: str, heading: str) -> str:
     picture = path.read_bytes() if path.exists() else b""
     if not picture:
         return f'<p class="missing">The picture is missing: {escape(path.name)} is not in the folder, or is empty.</p>'
+    return _shown(picture, name, heading)
+
+
+def _shown(picture: bytes, name: str, heading: str) -> str:
+    """A link that lets the picture itself fill the window: browsers open no `data:` address, and a copy is long."""
     return f"""\
 <figure class="picture" id="{escape(name)}-picture">
 <a href="#{quote(name)}-picture"><img src="data:image/png;base64,{b64encode(picture).decode()}"
-alt="Plots of {_heading(name, result)}" aria-describedby="{escape(name)}-about"><span>Enlarge</span></a>
+alt="Plots of {heading}" aria-describedby="{escape(name)}-about"><span>Enlarge</span></a>
 <a class="close" href="#{quote(name)}">Close</a>
 </figure>"""
 

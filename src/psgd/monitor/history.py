@@ -1,0 +1,137 @@
+"""Reads what a monitor wrote, also while it is being written."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass
+from statistics import median
+
+from .record import FIRST
+
+
+class HistoryError(Exception):
+    """A file is missing or is not one of a monitor; the message is one line for people."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A number of all blocks over the steps where it was measured: its median, and the largest with its block."""
+
+    steps: list[float]
+    median: list[float]
+    largest: list[float]
+    #: who has the largest at the last step
+    worst: str
+
+
+class History:
+    """The records of a file; ``poll`` takes in what was added to it meanwhile.
+
+    Steps that were taken again, as after a crash, replace those from before.
+
+    Args:
+        path: the file
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._offset = 0
+        self._line = 0
+        #: for each column a number for each record, not a number where there is none
+        self.columns: dict[str, array[float]] = {}
+        self._names: list[str] = []
+        self._inode = -1
+
+    def __len__(self) -> int:
+        return len(self.columns.get("step", ()))
+
+    def poll(self) -> bool:
+        """Read on, and say whether there was anything new; a line that is not finished is left for the next time."""
+        try:
+            with open(self.path, "rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_size < self._offset or status.st_ino != self._inode:  # another file of this name
+                    self._start_over()
+                    self._inode = status.st_ino
+                file.seek(self._offset)
+                new = file.read()
+        except OSError as error:
+            raise HistoryError(f"cannot read {self.path}: {error.strerror or error}") from None
+        whole, newline, _ = new.rpartition(b"\n")
+        if not newline:
+            if self._offset == 0 and new and not ",".join(FIRST).encode().startswith(new[: len(",".join(FIRST))]):
+                raise HistoryError(f"{self.path} is not a file of psgd.Monitor")
+            return False
+        self._offset += len(whole) + 1
+        for cells in csv.reader(whole.decode("utf-8", "replace").splitlines()):
+            self._line += 1
+            self._take(cells)
+        return True
+
+    def _take(self, cells: list[str]) -> None:
+        if not self._names:
+            if tuple(cells[: len(FIRST)]) != FIRST:
+                raise HistoryError(
+                    f"{self.path} is not a file of psgd.Monitor: it begins with {','.join(cells)[:40]!r}"
+                )
+            self._names = cells
+            self.columns = {name: array("d") for name in cells if name != "model"}
+            return
+        if len(cells) != len(self._names):
+            raise HistoryError(
+                f"{self.path}, line {self._line}: {len(cells)} values where there should be {len(self._names)}"
+            )
+        row = {name: cell for name, cell in zip(self._names, cells, strict=True) if name != "model"}
+        try:
+            values = {name: float(cell) if cell else math.nan for name, cell in row.items()}
+        except ValueError as error:
+            raise HistoryError(f"{self.path}, line {self._line}: {error}") from None
+        if math.isnan(values["step"]):
+            raise HistoryError(f"{self.path}, line {self._line}: it has no step")
+        again = bisect_left(self.columns["step"], values["step"])
+        for name, column in self.columns.items():
+            del column[again:]
+            column.append(values[name])
+
+    def curve(self, column: str) -> tuple[list[float], list[float]]:
+        """Steps and values of a column, where it has one."""
+        known = self.columns.get(column, array("d"))
+        pairs = [(s, v) for s, v in zip(self.columns.get("step", ()), known, strict=False) if not math.isnan(v)]
+        return [s for s, _ in pairs], [v for _, v in pairs]
+
+    def blocks(self) -> list[str]:
+        """The names of the blocks."""
+        return [name.partition("/")[2] for name in self._names if name.startswith("residual/")]
+
+    def over_blocks(self, metric: str, having: str = "") -> Curves:
+        """A number of the blocks whose names contain a text."""
+        start = f"{metric}/"
+        names = {column: column.removeprefix(start) for column in self.columns if column.startswith(start)}
+        mine = {name: self.columns[column] for column, name in names.items() if having in name}
+        steps, medians, largest, worst = [], [], [], ""
+        for step, row in zip(self.columns.get("step", ()), zip(*mine.values(), strict=True), strict=False):
+            known = [v for v in row if not math.isnan(v)]
+            if known:
+                steps.append(step)
+                medians.append(median(known))
+                largest.append(max(known))
+                worst = list(mine)[row.index(largest[-1])]
+        return Curves(steps, medians, largest, worst)
+
+
+def read(path: str | os.PathLike[str]) -> History:
+    """All records of a file.
+
+    >>> read("run.csv").over_blocks("residual").median  # doctest: +SKIP
+    [1.37, 0.21, 0.05]
+    """
+    history = History(path)
+    history.poll()
+    return history

@@ -1,0 +1,154 @@
+"""Takes the numbers of a step: copies what the step will change, looks again afterwards, fetches all at once."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..criteria import c3, log_length, misfit
+from ..groups import Group
+from ..groups.inverse_free import InverseFree
+from ..groups.reading import change, condition
+from ..noise import Noise
+from ..optimizer import PSGD
+from ..probes import Evaluation, Whitening
+from ..real import real
+from ..stacks import Stack, per_block
+from ..team import local
+
+#: for each stack, a number for each of its blocks; of condition, for each factor and block
+Numbers = list[Tensor]
+#: all of them that were taken
+OfBlocks = dict[str, Numbers]
+
+
+class Fit:
+    """How ``Q`` is fitted in one step: how far it was from fitted before, and how far it moved.
+
+    Args:
+        optimizer: in the middle of a step, when nothing has moved yet
+        step: its number
+        evaluation: what its probe found
+        grads: whole gradients
+    """
+
+    def __init__(self, optimizer: PSGD, step: int, evaluation: Evaluation, grads: Mapping[int, Tensor]) -> None:
+        self.optimizer = optimizer
+        self.step = step
+        self.stacks = optimizer.stacks
+        self.before = [_copy(stack.group) for stack in self.stacks]
+        self.of_average = isinstance(optimizer.probe, Whitening) and optimizer.probe.of_average
+        # The average is not yet what will be whitened.
+        self.residual = [] if self.of_average else [self._residual(stack, evaluation, grads) for stack in self.stacks]
+
+    def finish(self) -> OfBlocks:
+        """After the step."""
+        if self.of_average:
+            pairs = zip(self.stacks, self.before, strict=True)
+            self.residual = [whitening_residual(self.optimizer, stack, Q, self.step) for stack, Q in pairs]
+        moved = [change(stack.group, Q) for stack, Q in zip(self.stacks, self.before, strict=True)]
+        return {"residual": self.residual, "q_step": moved}
+
+    def _residual(self, stack: Stack, evaluation: Evaluation, grads: Mapping[int, Tensor]) -> Tensor:
+        if isinstance(self.optimizer.probe, Whitening):
+            return residual_of_whitening(self.optimizer, stack, stack.group, stack.pack(grads), self.step)
+        found = {i: evaluation.pairs[i] for i in stack.params() if i in evaluation.pairs}
+        if not found:
+            return torch.full((len(stack.blocks),), torch.nan, device=stack.device)
+        dtheta, dgrad = (stack.pack({i: pair[k] for i, pair in found.items()}) for k in range(2))
+        return _misfit(self.optimizer, stack, stack.group, dtheta, dgrad)
+
+
+class Move:
+    """How far parameters move in one step."""
+
+    def __init__(self, optimizer: PSGD) -> None:
+        self.stacks = optimizer.stacks
+        self.params = optimizer.parameters()
+        positions = [i for stack in self.stacks for i in stack.positions]
+        self.before = {i: real(local(self.params[i].detach())).clone() for i in positions}
+
+    def finish(self) -> Numbers:
+        """After the step: the root mean square for each block; of divided parameters, of what is here."""
+        return [torch.stack([self._rms(block.params) for block in stack.blocks]) for stack in self.stacks]
+
+    def _rms(self, positions: Sequence[int]) -> Tensor:
+        squares: list[Tensor] = []
+        count = 0
+        for i in positions:
+            old = self.before[i]
+            dtype = torch.promote_types(old.dtype, torch.float32)
+            step = real(local(self.params[i].detach())).to(dtype) - old
+            squares.append(torch.linalg.vector_norm(step).square())
+            count += step.numel()
+        return (torch.stack(squares).sum() / count).sqrt()
+
+
+def whitening_residual(optimizer: PSGD, stack: Stack, Q: Group, step: int) -> Tensor:
+    """From the averages in the state: nothing is known where there are none."""
+    if not (isinstance(optimizer.probe, Whitening) and stack.average):
+        return torch.full((len(stack.blocks),), torch.nan, device=stack.device)
+    mean, weight = stack.average["momentum"], stack.average["momentum_weight"]
+    g = mean / per_block(weight.clamp_min(torch.finfo(weight.dtype).tiny), mean)
+    return residual_of_whitening(optimizer, stack, Q, g, step)
+
+
+def residual_of_whitening(optimizer: PSGD, stack: Stack, Q: Group, g: Tensor, step: int) -> Tensor:
+    """The misfit of the pair ``(v, g)``; in inverse-free coordinates, as the update there, with ``E‖v‖²`` for ``v``."""
+    if isinstance(Q, InverseFree) and optimizer.criterion is c3:
+        numel = stack.blocks[0].numel
+        found = (2 * log_length(Q.a(g.to(stack.like.dtype))) - math.log(numel)).abs()
+        return torch.where(torch.isfinite(found), found, torch.nan)
+    draw = Noise(step)
+    noise = [draw(g[0], 0, block.params[0]) for block in stack.blocks]
+    return _misfit(optimizer, stack, Q, torch.stack(noise), g)
+
+
+def _misfit(optimizer: PSGD, stack: Stack, Q: Group, dtheta: Tensor, dgrad: Tensor) -> Tensor:
+    """Of the pair as the criterion sees it: with the sign of a loss that is maximised, and damped."""
+    group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    params = optimizer.parameters()
+    if any(group["maximize"] for group in optimizer.param_groups):
+        signs = [-1.0 if group_of[id(params[block.params[0]])]["maximize"] else 1.0 for block in stack.blocks]
+        dgrad = dgrad * per_block(torch.tensor(signs, dtype=dgrad.dtype).to(dgrad.device), dgrad)
+    dgrad, informative = optimizer.probe.damp(dtheta, dgrad)
+    found = misfit(optimizer.criterion, Q, dtheta.to(stack.like.dtype), dgrad.to(stack.like.dtype))
+    return torch.where(informative & torch.isfinite(found), found, torch.nan)
+
+
+def conditions(optimizer: PSGD) -> Numbers:
+    """For each stack, of each factor and block."""
+    return [torch.stack([condition(factor) for factor in stack.group.factors]) for stack in optimizer.stacks]
+
+
+def skipped(optimizer: PSGD) -> Tensor:
+    """Steps skipped so far; every device has counted all of them."""
+    count: Tensor = optimizer.state[optimizer.parameters()[0]]["skipped"]
+    return count.clone()
+
+
+def fetch(values: Sequence[Any]) -> list[list[float]]:
+    """Numbers and tensors as lists, by one transfer from each device."""
+    flat = [
+        (v if isinstance(v, Tensor) else torch.tensor(v, dtype=torch.float64, device="cpu")).detach().reshape(-1)
+        for v in values
+    ]
+    by_device: defaultdict[torch.device, list[int]] = defaultdict(list)
+    for k, v in enumerate(flat):
+        by_device[v.device].append(k)
+    lists: list[list[float]] = [[] for _ in flat]
+    for device, mine in by_device.items():
+        dtype = torch.float32 if device.type == "mps" else torch.float64  # which has no float64
+        fetched = iter(torch.cat([flat[k].to(dtype) for k in mine]).tolist())
+        for k in mine:
+            lists[k] = [next(fetched) for _ in range(flat[k].numel())]
+    return lists
+
+
+def _copy(group: Group) -> Group:
+    return group.bind({name: buffer.clone() for name, buffer in group.buffers().items()})

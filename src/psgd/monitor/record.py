@@ -1,0 +1,147 @@
+"""What is recorded of one step, and the names of its numbers: a CSV has them as columns, TensorBoard as tags."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from torch import nn
+
+from ..optimizer import PSGD
+
+#: numbers of a block: how far ``Q`` moved, how ill-conditioned it is, how far it is from fitted, how far the parameters
+#: moved; with what is said of them
+METRICS: Mapping[str, str] = {
+    "residual": "fit residual",
+    "q_step": "step of Q",
+    "condition": "condition of Q",
+    "update_rms": "update RMS",
+}
+#: numbers of the spectrum of ``PH``
+SPECTRUM = ("ph_q10", "ph_q50", "ph_q90", "ph_max", "ph_negative")
+#: with these columns every file begins
+FIRST = ("step", "time", "model", "loss", "skipped")
+
+
+@dataclass(frozen=True)
+class BlockRecord:
+    """Numbers of one block of parameters; None where a number was not measured."""
+
+    name: str
+    #: the relative size of the last update of ``Q``
+    q_step: float | None
+    #: of each factor of ``Q``
+    condition: tuple[float, ...]
+    #: see ``psgd.criteria.misfit``
+    residual: float | None
+    #: root mean square of the change of the parameters
+    update_rms: float | None
+
+
+@dataclass(frozen=True)
+class Record:
+    """Numbers of one step; None where a number was not measured."""
+
+    #: steps that were taken before
+    step: int
+    #: in seconds, as ``time.time()``
+    time: float
+    loss: float | None
+    #: steps that were skipped so far, as loss or gradients were not finite
+    skipped: int
+    #: of each param group
+    lr: tuple[float, ...]
+    blocks: tuple[BlockRecord, ...]
+    #: of the absolute eigenvalues of ``PH``, see ``Monitor.spectrum``; empty where that was not asked for
+    spectrum: Mapping[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, float | None]:
+        """All numbers, by the names of the columns: ``{"step": 50, "loss": 0.3, "q_step/0.weight": 0.01, …}``."""
+        row: dict[str, float | None] = {"step": self.step, "time": self.time, "loss": self.loss}
+        row |= {"skipped": self.skipped, **dict(zip(_numbered("lr", len(self.lr)), self.lr, strict=True))}
+        row |= {name: self.spectrum.get(name) for name in SPECTRUM}
+        for metric in METRICS:
+            for block in self.blocks:
+                values = block.condition if metric == "condition" else (getattr(block, metric),)
+                row |= zip(_numbered(f"{metric}/{block.name}", len(values)), values, strict=True)
+        return row
+
+    def summary(self) -> dict[str, float]:
+        """A few numbers for a log: what was measured of loss, skipped steps, step size and spectrum, and for each
+        number of the blocks its median and the largest, as ``q_step`` and ``q_step_max``.
+        """
+        found = {"loss": self.loss, "skipped": self.skipped, "lr": max(self.lr, default=None), **self.spectrum}
+        for metric in METRICS:
+            values = [
+                v
+                for block in self.blocks
+                for v in (block.condition if metric == "condition" else (getattr(block, metric),))
+                if v is not None and not math.isnan(v)
+            ]
+            if values:
+                found |= {metric: median(values), f"{metric}_max": max(values)}
+        return {name: float(value) for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Named:
+    """A block with its name, as the columns have it."""
+
+    name: str
+    params: tuple[int, ...]
+    #: shape of the block and what its ``Q`` is
+    about: str
+    factors: int
+
+
+def named_blocks(optimizer: PSGD, model: nn.Module | None = None) -> list[Named]:
+    """The blocks of this rank in the order of their parameters, with names of the model's parameters where known."""
+    names = param_names(optimizer, model)
+    blocks = []
+    for stack in optimizer.stacks:
+        for block in stack.blocks:
+            mine = [names[i] for i in block.params]
+            name = "+".join(mine) if len(mine) < 4 else f"{mine[0]}+..+{mine[-1]}"
+            about = f"{'x'.join(map(str, block.shape))} {stack.group.describe()}"
+            blocks.append(Named(name, block.params, about, len(stack.group.factors)))
+    return sorted(blocks, key=lambda block: block.params)
+
+
+def param_names(optimizer: PSGD, model: nn.Module | None) -> list[str]:
+    """A name for each parameter: that in the model, else that given to the optimizer, else its position."""
+    of_model = {} if model is None else {id(p): name for name, p in model.named_parameters()}
+    names: list[str] = []
+    for group in optimizer.param_groups:
+        given: Sequence[str | None] = group.get("param_names") or [None] * len(group["params"])
+        for p, name in zip(group["params"], given, strict=True):
+            names.append(of_model.get(id(p)) or name or f"param{len(names)}")
+    seen: set[str] = set()
+    for i, name in enumerate(names):
+        if name in seen:  # nothing keeps users from giving one name twice
+            names[i] = f"{name}.param{i}"
+        seen.add(names[i])
+    return names
+
+
+def columns(blocks: Iterable[Named], groups: int) -> list[str]:
+    """The header of a file."""
+    blocks = list(blocks)
+    of_blocks = [
+        column
+        for metric in METRICS
+        for block in blocks
+        for column in _numbered(f"{metric}/{block.name}", block.factors if metric == "condition" else 1)
+    ]
+    return [*FIRST, *_numbered("lr", groups), *SPECTRUM, *of_blocks]
+
+
+def fingerprint(blocks: Iterable[Named]) -> str:
+    """Eight letters that differ where blocks have other names, shapes or structures."""
+    return f"{zlib.crc32(repr([(b.name, b.params, b.about) for b in blocks]).encode()):08x}"
+
+
+def _numbered(name: str, count: int) -> list[str]:
+    return [name] if count == 1 else [f"{name}/{k}" for k in range(count)]

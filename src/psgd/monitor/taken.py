@@ -1,0 +1,73 @@
+"""Numbers of a step that are still where they were computed, until someone waits for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..optimizer import PSGD
+from .measure import OfBlocks, fetch, skipped
+from .record import BlockRecord, Named, Record
+
+
+class Taken:
+    """All that will be a record, but for the loss, which may be told later.
+
+    Args:
+        optimizer: after the step
+        step: its number
+        found: numbers of the blocks
+        spectrum: of ``PH``, if it is known
+        loss: if it is known
+    """
+
+    def __init__(
+        self, optimizer: PSGD, step: int, found: OfBlocks, spectrum: Mapping[str, float] | None = None, loss: Any = None
+    ) -> None:
+        self.step, self.found, self.spectrum, self.loss = step, found, dict(spectrum or {}), loss
+        self.time = time.time()
+        self.rates = [group["lr"] for group in optimizer.param_groups]
+        self.skipped = skipped(optimizer)
+        stacks = optimizer.stacks
+        #: the stack of a block, its row there, and how many rows there are
+        self.places = {
+            block.params: (k, row, len(stack.blocks))
+            for k, stack in enumerate(stacks)
+            for row, block in enumerate(stack.blocks)
+        }
+
+    def fits(self, blocks: Sequence[Named]) -> bool:
+        """Whether these are the blocks that the numbers are of."""
+        return set(self.places) == {block.params for block in blocks}
+
+    def record(self, blocks: Sequence[Named]) -> Record:
+        """Fetch all numbers: here the host waits for the device, once."""
+        keys = [(metric, k) for metric, numbers in self.found.items() for k in range(len(numbers))]
+        losses = [] if self.loss is None else [self.loss]
+        common = [self.skipped, *self.rates, *losses]
+        lists = fetch([*common, *(self.found[metric][k] for metric, k in keys)])
+        found = dict(zip(keys, lists[len(common) :], strict=True))
+
+        def of(metric: str, block: Named) -> list[float | None]:
+            k, row, count = self.places[block.params]
+            return [None if v != v else v for v in found.get((metric, k), [])[row::count]] or [None]
+
+        return Record(
+            step=self.step,
+            time=self.time,
+            loss=lists[len(common) - 1][0] if losses else None,
+            skipped=int(lists[0][0]),
+            lr=tuple(values[0] for values in lists[1 : 1 + len(self.rates)]),
+            blocks=tuple(
+                BlockRecord(
+                    name=block.name,
+                    q_step=of("q_step", block)[0],
+                    condition=tuple(float("nan") if v is None else v for v in of("condition", block)),
+                    residual=of("residual", block)[0],
+                    update_rms=of("update_rms", block)[0],
+                )
+                for block in blocks
+            ),
+            spectrum=self.spectrum,
+        )

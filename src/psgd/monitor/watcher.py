@@ -1,0 +1,251 @@
+"""The monitor: decides which steps are looked at, and puts their records together."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .. import diagnostics, options
+from ..optimizer import PSGD, without_autocast
+from ..probes import Evaluation
+from ..team import several_ranks
+from . import measure
+from .files import CSVFile
+from .record import Record, named_blocks
+from .taken import Taken
+
+
+class Monitor:
+    """Records what happens inside of training at every so many steps: in a CSV file, or wherever you want.
+
+    Recorded are loss, skipped steps and step size, and for each block how far ``Q`` moved in its last update, the
+    condition of each of its factors, how far it is from what the criterion wants, and how far the parameters moved.
+    Steps in between cost next to nothing; nobody waits for the device there. Steps themselves stay as they are: a
+    recorded CUDA graph is replayed all the same, and parameters and state are those of a run without a monitor to the
+    bit. While a step is looked at, ``Q`` and the parameters are kept a second time.
+
+    A file that is there already is added to, so that a run which resumes from a checkpoint goes on with it; a file of
+    another model is refused. Of steps that were written twice, ``psgd watch`` and ``psgd report`` show the later
+    ones. If the file can no longer be written, there is a warning, and training goes on without it.
+
+    Args:
+        optimizer: what is watched
+        to: the name of a CSV file; ``TensorBoard(…)``; a function that is called with each ``Record``; or None, for
+            ``last`` alone. Where ranks share the blocks, each writes those of its own to a file of its own:
+            ``run.csv`` becomes ``run.rank0.csv``. Where every rank has all blocks, as with ``DistributedDataParallel``
+            alone, only the first rank writes.
+        every: steps from one record to the next
+        model: whose names the parameters get, where the optimizer was not given ``model.named_parameters()``
+        overwrite: start the file anew
+
+    >>> import torch
+    >>> from psgd import PSGD, Monitor, Whitening
+    >>> model = torch.nn.Linear(3, 2)
+    >>> optimizer = PSGD(model.named_parameters(), lr=0.01, probe=Whitening())
+    >>> with Monitor(optimizer, every=2) as monitor:
+    ...     for _ in range(4):
+    ...         loss = model(torch.ones(1, 3)).square().sum()
+    ...         optimizer.zero_grad()
+    ...         loss.backward()
+    ...         optimizer.step()
+    ...         monitor.loss(loss)
+    >>> monitor.last.step, [block.name for block in monitor.last.blocks]
+    (2, ['weight', 'bias'])
+    """
+
+    def __init__(
+        self,
+        optimizer: PSGD,
+        to: str | os.PathLike[str] | Callable[[Record], Any] | None = None,
+        *,
+        every: int = 50,
+        model: nn.Module | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        if not isinstance(optimizer, PSGD):
+            raise TypeError(f"optimizer={optimizer!r}: Monitor wants a PSGD")
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ValueError(f"every={every!r}: Monitor wants a whole number of at least 1")
+        if model is not None and not isinstance(model, nn.Module):
+            raise TypeError(f"model={model!r}: Monitor wants a torch.nn.Module, or None")
+        if not (to is None or isinstance(to, (str, os.PathLike)) or callable(to)) or isinstance(to, type):
+            raise TypeError(f"to={to!r}: Monitor wants a file name, TensorBoard(…), a function of a Record, or None")
+        self.optimizer = optimizer
+        self.every = every
+        #: the last record
+        self.last: Record | None = None
+        self._blocks = named_blocks(optimizer, model)
+        if several_ranks() and optimizer._team is None and dist.get_rank() > 0:
+            to = None
+        if isinstance(to, (str, os.PathLike)):
+            to = CSVFile(_of_rank(to, optimizer), self._blocks, len(optimizer.param_groups), bool(overwrite))
+        self._to = to
+        self._closed = False
+        self._stepped = False
+        #: numbers of the last update of ``Q`` that was looked at, and those of a step that waits for its loss
+        self._fitted: measure.OfBlocks = {}
+        self._waiting: Taken | None = None
+        self._spectrum: dict[str, float] = {}
+        #: what looks at the step that is being taken
+        self._fit: measure.Fit | None = None
+        self._move: measure.Move | None = None
+        #: the number that the next step should have, the next one to record, and the last update of ``Q`` until then
+        self._expected = self._next = self._fit_at = -1
+        self._loss: Any = None
+        optimizer.observers = (*optimizer.observers, self._observe)
+        self._hook = optimizer.register_step_post_hook(self._after)
+
+    @property
+    def due(self) -> bool:
+        """Whether the next step will be recorded: the moment for ``spectrum``."""
+        return int(self.optimizer.state[self.optimizer.parameters()[0]]["step"]) % self.every == 0
+
+    def loss(self, value: float | Tensor) -> None:
+        """Tell the loss of the step that was just taken; not needed where ``step`` is given a closure.
+
+        Nothing happens unless that step is recorded, so it costs nothing to tell all of them.
+        """
+        if self._closed:
+            raise ValueError("Monitor: it is closed, so nothing can be recorded")
+        if not self._stepped:
+            raise ValueError("Monitor.loss: no step was taken yet; call it after optimizer.step()")
+        if self._waiting is not None:
+            if not isinstance(value, (int, float)) and not (isinstance(value, Tensor) and value.numel() == 1):
+                raise TypeError(f"Monitor.loss: {value!r}; it wants a number, or a tensor with one")
+            self._waiting.loss = value
+            self._write()
+
+    def spectrum(self, closure: Callable[[], Tensor], *, probes: int = 4, iterations: int = 32) -> diagnostics.Spectrum:
+        """Find the spectrum of ``PH``, see ``diagnostics.model_spectrum``; it becomes part of the next record.
+
+        That takes ``probes · iterations`` Hessian-vector products, so ask for it where ``due`` is true, or less often.
+        """
+        found = diagnostics.model_spectrum(self.optimizer, closure, probes=probes, iterations=iterations)
+        self._spectrum = {f"ph_q{share}": found.quantile(share / 100) for share in (10, 50, 90)}
+        self._spectrum |= {"ph_max": found.quantile(1), "ph_negative": found.negative}
+        return found
+
+    def close(self) -> None:
+        """Write what is waiting, and let go of the optimizer."""
+        if self._closed:
+            return
+        self._closed = True
+        self._let_go()
+        self._write()
+        if callable(close := getattr(self._to, "close", None)):
+            close()
+        self._to = None
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _observe(self, step: int, evaluation: Evaluation, grads: Mapping[int, Tensor]) -> None:
+        """Called in every step, before anything moves."""
+        if self._waiting is not None:  # nobody told its loss
+            self._write()
+        if step != self._expected:  # the first one, or a checkpoint was loaded, or the last one failed
+            self._plan(step)
+        self._expected = step + 1
+        self._stepped = True
+        self._fit = self._move = None
+        if step not in (self._next, self._fit_at):
+            return
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return  # the user's own graph: what is recorded now would be done again at each replay
+        if step == self._fit_at or self._updates(step):
+            self._fit = measure.Fit(self.optimizer, step, evaluation, grads)
+        if step == self._next:
+            self._move = measure.Move(self.optimizer)
+            loss = evaluation.loss
+            fine = isinstance(loss, (int, float)) or (isinstance(loss, Tensor) and loss.numel() == 1)
+            self._loss = loss if fine else None
+
+    @torch.no_grad()
+    def _after(self, *_: object) -> None:
+        """Called after every step."""
+        if self._fit is None and self._move is None:
+            return
+        fit, move, self._fit, self._move = self._fit, self._move, None, None
+        with without_autocast({stack.device for stack in self.optimizer.stacks}):
+            if fit is not None:
+                self._fitted = fit.finish()
+            if move is None:
+                return
+            found = {**self._fitted, "condition": measure.conditions(self.optimizer), "update_rms": move.finish()}
+        self._waiting = Taken(self.optimizer, self._expected - 1, found, self._spectrum, self._loss)
+        self._fitted, self._spectrum = {}, {}
+        self._plan(self._expected)
+        if self._loss is not None:
+            self._loss = None
+            self._write()
+
+    def _plan(self, step: int) -> None:
+        """From a step on, which one is recorded, and at which one ``Q`` is looked at for it: its last update."""
+        self._next = -(-step // self.every) * self.every
+        self._fit_at = next((s for s in range(self._next, step - 1, -1) if self._updates(s)), -1)
+
+    def _updates(self, step: int) -> bool:
+        return any(options.is_due(group, step) for group in self.optimizer.param_groups)
+
+    def _write(self) -> None:
+        if self._waiting is None:
+            return
+        taken, self._waiting = self._waiting, None
+        if not taken.fits(self._blocks):
+            self._stop("the optimizer has other blocks now; make a new Monitor, with another file")
+            return
+        self.last = taken.record(self._blocks)
+        if self._to is not None:
+            try:
+                self._to(self.last)
+            except OSError as error:
+                if not isinstance(self._to, CSVFile):
+                    raise
+                self._stop(f"{self._to.path} cannot be written: {error.strerror or error}")
+
+    def _stop(self, reason: str) -> None:
+        warnings.warn(f"psgd.Monitor stops recording: {reason}", RuntimeWarning, stacklevel=2)
+        self._to = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._hook.remove()
+        self.optimizer.observers = tuple(o for o in self.optimizer.observers if o != self._observe)
+
+
+def snapshot(optimizer: PSGD, model: nn.Module | None = None) -> Record:
+    """What can be told of an optimizer at any time, without having watched a step.
+
+    That is skipped steps, step sizes and the condition of each factor and, where averages of gradients are whitened,
+    the fit residual. Loss, the step of ``Q`` and of the parameters, and the residual of pairs belong to a step: see
+    ``Monitor``.
+
+    Args:
+        optimizer: a ``PSGD``
+        model: whose names the parameters get
+    """
+    if not isinstance(optimizer, PSGD):
+        raise TypeError(f"optimizer={optimizer!r}: snapshot wants a PSGD")
+    blocks = named_blocks(optimizer, model)
+    stacks = optimizer.stacks
+    step = int(optimizer.state[optimizer.parameters()[0]]["step"])
+    with torch.no_grad(), without_autocast({stack.device for stack in stacks}):
+        residual = [measure.whitening_residual(optimizer, stack, stack.group, step) for stack in stacks]
+        found = {"residual": residual, "condition": measure.conditions(optimizer)}
+        return Taken(optimizer, step, found).record(blocks)
+
+
+def _of_rank(path: str | os.PathLike[str], optimizer: PSGD) -> str:
+    """The file of this rank."""
+    root, extension = os.path.splitext(os.fspath(path))
+    shared = several_ranks() and optimizer._team is not None
+    return f"{root}.rank{dist.get_rank()}{extension}" if shared else os.fspath(path)

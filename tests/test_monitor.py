@@ -300,6 +300,11 @@ def test_the_loss_is_told_after_the_step():
         optimizer.step()  # not told before the next step: written without
         optimizer.step()
         assert (monitor.last.step, monitor.last.loss) == (2, None)
+        optimizer.step()
+        assert monitor.waiting
+        monitor.flush()  # nor to be told at all
+        assert not monitor.waiting
+        assert (monitor.last.step, monitor.last.loss) == (4, None)
     monitor.close()
     with pytest.raises(ValueError, match="closed"):
         monitor.loss(1.0)

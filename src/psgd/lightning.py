@@ -5,14 +5,13 @@ The only module that imports that package; ``import psgd`` does not import this 
 
 from __future__ import annotations
 
-from statistics import median
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .groups import Factor
-from .groups.diagonal import DiagonalFactor
+from .monitor import Monitor, Record
 from .optimizer import PSGD
 from .probes import FiniteDifference, HessianVector
 
@@ -23,22 +22,17 @@ try:
 except ImportError as missing:
     raise ImportError("psgd.lightning wants the package lightning: pip install 'psgd[integrations]'") from missing
 
-#: the condition of larger factors is not looked for, as that would take longer than many steps
-LARGEST = 1024
-
 
 class PreconditionerMonitor(pl.Callback):
-    """Logs, for each ``PSGD`` of a module, at every so many of its steps:
+    """Logs what a ``psgd.Monitor`` records, for each ``PSGD`` of a module, at every so many of its steps:
 
-    * ``psgd/condition`` and ``psgd/condition_max``: the condition of the factors of ``Q``, median and largest. It is 1
-      at the start, and grows as curvature is found to differ between directions.
-    * ``psgd/update_rms`` and ``psgd/update_rms_max``: the root mean square of the change of a parameter in this step,
-      median and largest
-    * ``psgd/skipped``: steps skipped so far, as loss or gradients were not finite
+    * ``psgd/residual``: how far ``Q`` is from fitted, ``psgd/q_step``: how far it moved in its last update,
+      ``psgd/condition``: the condition of its factors, and ``psgd/update_rms``: how far parameters moved. Each is the
+      median over the blocks; with ``_max`` at its end, the largest.
+    * ``psgd/loss``, ``psgd/lr``, and ``psgd/skipped``: steps skipped so far, as loss or gradients were not finite
 
     They go to the loggers of the ``Trainer`` and to ``trainer.callback_metrics``, so that other callbacks see them. The
-    second ``PSGD`` of a module logs as ``psgd1/…``. In steps that are logged the parameters are kept a second time, and
-    the host waits for the device; other steps cost nothing.
+    second ``PSGD`` of a module logs as ``psgd1/…``. What it costs is what the monitor does.
 
     It also warns where the settings of the ``Trainer`` do not suit the probe: gradients that are clipped or accumulated
     between the calls of a closure are not those that ``FiniteDifference`` measures.
@@ -51,7 +45,8 @@ class PreconditionerMonitor(pl.Callback):
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
             raise ValueError(f"every={every!r}: PreconditionerMonitor wants a whole number of at least 1, or None")
         self.every = every
-        self._watches: list[_Watch] = []
+        #: each with the last record that was logged
+        self._monitors: dict[Monitor, Record | None] = {}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         optimizers = [optimizer for optimizer in trainer.optimizers if isinstance(optimizer, PSGD)]
@@ -64,12 +59,17 @@ class PreconditionerMonitor(pl.Callback):
             _check(optimizer, trainer, pl_module)
         self._close()
         every = self.every or getattr(trainer, "log_every_n_steps", 50) or 1
-        self._watches = [_Watch(optimizer, every) for optimizer in optimizers]
+        self._monitors = {Monitor(optimizer, every=every, model=pl_module): None for optimizer in optimizers}
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         values: dict[str, float] = {}
-        for k, watch in enumerate(self._watches):
-            values |= {f"psgd{k or ''}/{name}": value for name, value in watch.take().items()}
+        for k, (monitor, logged) in enumerate(self._monitors.items()):
+            if monitor.waiting:  # the step had no closure, as with scaled gradients
+                monitor.loss(loss) if isinstance(loss, Tensor) and loss.numel() == 1 else monitor.flush()
+            if monitor.last is not None and monitor.last is not logged:
+                self._monitors[monitor] = monitor.last
+                values |= {f"psgd{k or ''}/{name}": value for name, value in monitor.last.summary().items()}
         if values:
             for logger in trainer.loggers:
                 logger.log_metrics(values, step=trainer.global_step - 1)
@@ -82,64 +82,9 @@ class PreconditionerMonitor(pl.Callback):
         self._close()
 
     def _close(self) -> None:
-        for watch in self._watches:
-            watch.close()
-        self._watches = []
-
-
-class _Watch:
-    """Looks at one optimizer from before a step to after it."""
-
-    def __init__(self, optimizer: PSGD, every: int) -> None:
-        self.optimizer = optimizer
-        self.every = every
-        self._before: list[Tensor] = []
-        self._found: dict[str, float] = {}
-        self._hooks = [
-            optimizer.register_step_pre_hook(self._look_before),
-            optimizer.register_step_post_hook(self._look_after),
-        ]
-
-    def take(self) -> dict[str, float]:
-        """What was found since this was called last."""
-        found, self._found = self._found, {}
-        return found
-
-    def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
-    def _look_before(self, *_: object) -> None:
-        params = self.optimizer.parameters()
-        due = int(self.optimizer.state[params[0]]["step"]) % self.every == 0
-        self._before = [p.detach().clone() for p in params] if due else []
-
-    @torch.no_grad()
-    def _look_after(self, *_: object) -> None:
-        if not self._before:
-            return
-        params = self.optimizer.parameters()
-        changes = zip(params, self._before, strict=True)
-        moved = [float((p - old).abs().square().mean().sqrt()) for p, old in changes if p.numel() > 0]
-        self._before = []
-        conditions = [c for stack in self.optimizer.stacks for f in stack.group.factors for c in _conditions(f)]
-        skipped = {state["skipped"] for state in self.optimizer.state.values()}
-        self._found = {"skipped": float(max(map(int, skipped)))}
-        for name, values in (("condition", conditions), ("update_rms", moved)):
-            if values:
-                self._found |= {name: median(values), f"{name}_max": max(values)}
-
-
-def _conditions(factor: Factor) -> list[float]:
-    """The condition of a factor of ``Q``, for each block of its stack; nothing for one that is too large."""
-    diagonal = factor.diagonal()
-    if isinstance(factor, DiagonalFactor):
-        values = diagonal.abs()
-    elif diagonal.shape[-1] <= LARGEST:
-        values = torch.linalg.svdvals(factor.dense().to(torch.promote_types(diagonal.dtype, torch.float32)))
-    else:
-        return []
-    return (values.amax(-1) / values.amin(-1)).tolist()  # type: ignore[no-any-return]
+        for monitor in self._monitors:
+            monitor.close()
+        self._monitors = {}
 
 
 def _check(optimizer: PSGD, trainer: pl.Trainer, module: pl.LightningModule) -> None:

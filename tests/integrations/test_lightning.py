@@ -163,12 +163,13 @@ def test_mixed_precision_trains(tmp_path, make):
     assert after < 0.7 * before
 
 
+def scaled() -> dict[str, object]:
+    precision = pl.plugins.precision.MixedPrecision
+    return {"plugins": [precision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10))]}
+
+
 def test_scaled_gradients_are_for_whitening(tmp_path):
     """The ``Trainer`` steps without a closure then. A scale that is too large costs a step, as ever."""
-
-    def scaled() -> dict[str, object]:
-        precision = pl.plugins.precision.MixedPrecision
-        return {"plugins": [precision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10))]}
 
     model = Model(whitening)
     made = fit(model, tmp_path, **scaled())
@@ -256,12 +257,32 @@ def test_it_counts_skipped_steps_and_follows_the_trainer(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("model", [Model, Manual])
+def test_steps_without_a_closure_are_logged_when_they_are_taken(tmp_path, model):
+    """The ``Trainer`` takes such steps for scaled gradients, and tells the loss; a module's own may have none."""
+
+    class Silent(Manual):
+        def training_step(self, pair, number: int) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(((self.net(pair[0]) - pair[1]) ** 2).mean())
+            optimizer.step()
+
+    logger = pl.loggers.CSVLogger(tmp_path)
+    options = scaled() if model is Model else {}
+    chosen = Model if model is Model else Silent
+    fit(chosen(whitening), tmp_path, logger=logger, log_every_n_steps=1, callbacks=[monitor(every=3)], **options)
+    seen = rows(tmp_path)
+    assert [int(row["step"]) for row in seen] == [0, 3, 6]
+    assert all(("psgd/loss" in row) == (model is Model) for row in seen)
+
+
 def test_it_lets_go_of_the_optimizer(tmp_path):
     callback = monitor(every=1)
     model = Model(whitening)
     made = fit(model, tmp_path, callbacks=[callback])
     optimizer = made.optimizers[0]
-    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer.observers
     assert not optimizer._optimizer_step_post_hooks
 
     class Failing(Model):
@@ -271,7 +292,7 @@ def test_it_lets_go_of_the_optimizer(tmp_path):
     broken = trainer(tmp_path, callbacks=[callback])
     with pytest.raises(KeyError, match="data"):
         broken.fit(Failing(whitening), DataLoader(Batches(), batch_size=None))
-    assert not broken.optimizers[0]._optimizer_step_pre_hooks
+    assert not broken.optimizers[0].observers
     fit(Model(whitening), tmp_path, callbacks=[callback])  # a second run with the same callback
 
 

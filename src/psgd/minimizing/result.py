@@ -58,6 +58,7 @@ class OptimizeResult(dict[str, Any]):
         return sorted(self)
 
     def copy(self) -> OptimizeResult:
+        """Another one with the same items."""
         return OptimizeResult(self)
 
     def __repr__(self) -> str:

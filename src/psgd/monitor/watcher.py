@@ -121,6 +121,15 @@ class Monitor:
             self._waiting.loss = value
             self._write()
 
+    @property
+    def waiting(self) -> bool:
+        """Whether the step that was just taken is to be recorded, and nobody has told its loss yet."""
+        return self._waiting is not None
+
+    def flush(self) -> None:
+        """Record a step that waits for its loss without one; else it is recorded when the next step begins."""
+        self._write()
+
     def spectrum(self, closure: Callable[[], Tensor], *, probes: int = 4, iterations: int = 32) -> diagnostics.Spectrum:
         """Find the spectrum of ``PH``, see ``diagnostics.model_spectrum``; it becomes part of the next record.
 

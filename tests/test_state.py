@@ -86,32 +86,31 @@ for saved in torch.load(sys.argv[2], weights_only=True):
     pair = make(STRUCTURES[saved["structure"]], PROBES[saved["probe"]], DTYPES[saved["dtype"]])
     pair[0].load_state_dict(saved["model"])
     pair[1].load_state_dict(saved["optimizer"])
-    train(*pair, 50, 100)
+    train(*pair, 25, 50)
     results.append(bits(*pair))
 for copied in pickle.load(open(sys.argv[3], "rb")):
-    train(*copied, 50, 100)
+    train(*copied, 25, 50)
     results.append(bits(*copied))
 pickle.dump(results, open(sys.argv[4], "wb"))
 """
 
 
 def test_resume_in_a_new_process(tmp_path: Path):
-    """The same for every structure, probe and dtype, by state dict and by pickle, where nothing is left in memory."""
+    """The same by state dict and by pickle, where nothing is left in memory; the dtypes take turns."""
     saved, pickled, expected = [], [], []
     for i, structure in enumerate(STRUCTURES):
         for j, probe in enumerate(PROBES):
-            for k, dtype in enumerate(DTYPES):
-                pair = make(structure, probe, dtype)
-                train(*pair, 0, 50)
-                state = copy.deepcopy({"model": pair[0].state_dict(), "optimizer": pair[1].state_dict()})
-                saved.append({"structure": i, "probe": j, "dtype": k, **state})
-                if k == 0:
-                    pickled.append(copy.deepcopy(pair))
-                train(*pair, 50, 100)
-                expected.append(bits(*pair))
+            k = (i + j) % len(DTYPES)
+            pair = make(structure, probe, DTYPES[k])
+            train(*pair, 0, 25)
+            state = copy.deepcopy({"model": pair[0].state_dict(), "optimizer": pair[1].state_dict()})
+            saved.append({"structure": i, "probe": j, "dtype": k, **state})
+            pickled.append(copy.deepcopy(pair))
+            train(*pair, 25, 50)
+            expected.append(bits(*pair))
     torch.save(saved, tmp_path / "saved.pt")
     (tmp_path / "pickled").write_bytes(pickle.dumps(pickled))
-    expected += expected[:: len(DTYPES)]
+    expected += expected
     subprocess.run(
         [
             sys.executable,

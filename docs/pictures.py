@@ -153,8 +153,8 @@ def rank_two() -> Figure:
         done, now = i > 2 * size, i == 2 * size
         colour = "#c5cae9" if done else INK if now else "#f2f2f2"
         axis.add_patch(Rectangle((i, n - i - size), n - i, size, facecolor=colour, edgecolor="white"))
-    axis.annotate("rows at hand: triu(u w) Q", (4, 3), (8.6, 3.0), va="center", fontsize=8)
-    axis.annotate("below, done: only Σ w Q is carried up, 2 rows", (6, 1), (8.6, 1.0), va="center", fontsize=8)
+    axis.annotate("rows at hand: triu(x yᵀ + y xᵀ) Q", (4, 3), (8.6, 3.0), va="center", fontsize=8)
+    axis.annotate("below, done: only Σ x Q and Σ y Q are carried up", (6, 1), (8.6, 1.0), va="center", fontsize=8)
     axis.annotate("above: still to come", (2, 6), (8.6, 6.0), va="center", fontsize=8)
     axis.annotate("", (-0.5, 7.5), (-0.5, 0.5), arrowprops={"arrowstyle": "->", "color": "0.4"})
     axis.set(xlim=(-1, 20), ylim=(-0.2, 8.2), aspect="equal")

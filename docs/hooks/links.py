@@ -12,6 +12,8 @@ from typing import Any
 
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "README.md": "index.md"}
 _INCLUDED = re.compile(r'^--8<-- "(\w+\.md)"$', re.MULTILINE)
+#: mkdocs itself lets some of them pass
+_OUTSIDE = re.compile(r"\]\((\.\./[^)\s]*)\)")
 _LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -21,6 +23,10 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
     def included(found: re.Match[str]) -> str:
         return moved((root / found[1]).read_text(encoding="utf-8"), {file.src_uri for file in files})
 
+    if outside := _OUTSIDE.search(markdown):
+        from mkdocs.exceptions import PluginError
+
+        raise PluginError(f"{page.file.src_uri}: the link to {outside[1]} leads out of the site")
     return _INCLUDED.sub(included, markdown)
 
 

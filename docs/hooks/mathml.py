@@ -31,7 +31,9 @@ def mathml(latex: str, *, block: bool) -> str:
         raise ValueError(f"formula {latex!r}: {type(error).__name__} {error}") from error
     # Bars are fences: without this they would stand apart, as relations do.
     found = re.sub(
-        r"<mo(?: stretchy=\"false\")?>&#x(0007C|02016);</mo>", r'<mo lspace="0" rspace="0">&#x\1;</mo>', found
+        r"<mo(?: stretchy=\"false\")?>&#x(0007C|02016);</mo>",
+        r'<mo stretchy="false" lspace="0" rspace="0">&#x\1;</mo>',
+        found,
     )
     found = re.sub(r"<mo>([a-z]+)</mo>", r"<mi>\1</mi>", found)  # names of functions are no operators
     # A command that the converter does not know comes back as it is.

@@ -49,6 +49,7 @@ class PSGD(RecordedOptimizer):
         &\quad \theta \leftarrow \theta - \text{lr}\, (d + \text{weight\_decay}\; \theta)
         \end{aligned}
 
+    The dense factors of ``Kronecker()`` move in other coordinates, along the same gradient, as those need no inverse.
     A step whose loss or gradients are not finite changes nothing; it is counted in ``state[p]["skipped"]``.
 
     Args:

@@ -32,7 +32,7 @@ class OptimizeResult(dict[str, Any]):
         njev: evaluations of the gradient
         nhev: Hessian-vector products, asked for by ``probe``
         success: whether it converged
-        status: a number for the reason of stopping, see the table in docs/minimize.md
+        status: a number for the reason of stopping, see the page about ``minimize``
         message: the same in words
 
     >>> r = OptimizeResult(x=1.0, success=True)

@@ -582,7 +582,10 @@ BAD = [
     (bowl, torch.ones(2), {"jac": lambda x: None}, ValueError, "jac"),
     (bowl, np.ones(2), {"jac": "cs"}, ValueError, "2-point"),
     (lambda x: math.nan, np.ones(2), {}, ValueError, "x0: fun is nan"),
-    (lambda x: math.inf, np.ones(2), {"stochastic": True}, ValueError, "x0: fun is inf"),
+    (lambda x: (math.inf, x), np.ones(2), {"stochastic": True, "jac": True}, ValueError, "x0: fun is inf"),
+    (bowl, np.ones(2), {"stochastic": True}, ValueError, "that draws from rng, or jac"),
+    (bowl, np.ones(2), {"jac": np.ones(2)}, ValueError, "jac=array"),
+    (bowl, np.ones(2, np.clongdouble), {}, ValueError, "real numbers"),
     (bowl, np.ones(2), {"jac": lambda x: x * math.nan}, ValueError, "gradient is not finite"),
     (bowl, np.array([1.0, math.nan]), {}, ValueError, "x0: not all of it is finite"),
     (bowl, np.ones(2, dtype=complex), {}, ValueError, "view_as_real"),
@@ -620,3 +623,60 @@ def test_errors_say_what_is_wrong(fun, x0, options, error, words):
 
 def test_no_bounds_are_no_error():
     assert minimize(bowl, np.zeros(2), bounds=None, constraints=()).success
+
+
+def test_gradients_whose_squares_overflow_are_followed():
+    for x0, scale in ((torch.zeros(2), 1e20), (torch.zeros(2, dtype=torch.float64), 1e160)):
+        result = minimize(lambda x, scale=scale: scale * bowl(x), x0, gtol=scale * 1e-3, maxiter=200)
+        assert result.nit > 0
+        assert result.fun < 1e-3 * scale
+
+
+def test_a_q_that_became_singular_is_forgotten():
+    for seed in range(4):
+        x0 = torch.randn(4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        result = minimize(rosenbrock, x0, preconditioner=Kronecker(), criterion=c1, maxiter=200)
+        assert result.fun < rosenbrock(x0)
+
+
+def test_inference_mode_around_it_does_not_matter():
+    with torch.inference_mode():
+        result = minimize(bowl, torch.zeros(2, dtype=torch.float64))
+        noisy = minimize(bowl, torch.zeros(2, dtype=torch.float64), stochastic=True, maxiter=50)
+    assert result.success
+    assert noisy.fun < 1.9
+
+
+def test_samples_that_are_not_finite_are_no_success():
+    calls = []
+
+    def sometimes(x, rng):
+        calls.append(x)
+        return bowl(x) * (math.nan if len(calls) > 19 else 1.0)
+
+    result = minimize(sometimes, torch.full((2,), 3.0), stochastic=True, maxiter=100)
+    assert (result.status, result.success) == (8, False)
+    assert not minimize(bowl, torch.zeros(2), stochastic=True, maxiter=0).success
+
+
+def test_what_fun_does_to_x_in_place_does_not_move_it():
+    def rude(x, rng):
+        found = bowl(x)
+        x.data.add_(1)
+        return found
+
+    polite, moved = (
+        minimize(f, torch.full((2,), 3.0), stochastic=True, maxiter=20) for f in (lambda x, rng: bowl(x), rude)
+    )
+    assert torch.equal(polite.x, moved.x)
+
+
+def test_whitened_steps_are_of_the_size_of_the_start():
+    rng = np.random.default_rng(0)
+
+    def noisy(x):
+        aim = 1 + 0.1 * rng.standard_normal(2)
+        return ((x - aim) ** 2).sum(), 2 * (x - aim)
+
+    result = minimize(noisy, np.array([10.0, 10.0]), jac=True, stochastic=True, maxiter=2000)
+    assert np.abs(result.x - 1).max() < 0.1

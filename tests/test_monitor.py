@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import math
+import os
 import sys
 import warnings
 
@@ -286,8 +287,8 @@ def test_the_loss_is_told_after_the_step():
     model = nn.Linear(2, 1)
     optimizer = whitening(model)
     with Monitor(optimizer, every=2) as monitor:
-        with pytest.raises(ValueError, match=r"after optimizer.step\(\)"):
-            monitor.loss(1.0)
+        monitor.loss(1.0)  # no step was taken, as GradScaler leaves some out
+        assert monitor.last is None
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         with pytest.raises(TypeError, match="number"):
@@ -310,6 +311,48 @@ def test_the_loss_is_told_after_the_step():
         monitor.loss(1.0)
     assert optimizer.observers == ()
     optimizer.step()
+
+
+def test_the_step_size_is_that_of_the_step():
+    """A scheduler changes a step size that is a tensor in place, before the loss is told."""
+    model = nn.Linear(2, 1)
+    optimizer = whitening(model, lr=torch.tensor(0.01))
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1)
+    with Monitor(optimizer, every=1) as monitor:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        schedule.step()
+        monitor.loss(1.0)
+    assert monitor.last.lr == pytest.approx((0.01,))
+
+
+def test_between_updates_the_numbers_are_of_the_last_one():
+    model = small_model()
+    optimizer = whitening(model, update_every=5)
+    seen = []
+    with Monitor(optimizer, lambda record: seen.append(record.blocks[0].q_step), every=3):
+        train(model, optimizer, 0, 10)
+    assert None not in seen
+    assert seen[1] == seen[0]  # there was no update between steps 0 and 3
+    assert seen[2] != seen[1]
+
+
+def test_numbers_of_numpy_are_numbers():
+    numpy = pytest.importorskip("numpy")
+    model = nn.Linear(2, 1)
+    optimizer = whitening(model)
+    with Monitor(optimizer, every=numpy.int64(1)) as monitor:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        monitor.loss(numpy.float32(2.0))
+    assert monitor.last.loss == 2.0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_file_without_an_end_is_no_file_of_ours(monkeypatch):
+    monkeypatch.setattr(files, "LONGEST", 1000)
+    with pytest.raises(ValueError, match=r"not a file of psgd.Monitor"):
+        Monitor(whitening(nn.Linear(2, 1)), "/dev/full")
 
 
 def test_two_monitors_and_copies_of_the_optimizer():

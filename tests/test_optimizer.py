@@ -717,3 +717,30 @@ def test_quadratics_of_any_kind_are_descended(n, seed, structure, probe):
     for _ in range(200):
         optimizer.step(loss_of if isinstance(probe, HessianVector) else closure)
     assert loss_of().item() < 0.5 * first
+
+
+@structures
+@probes
+def test_the_default_device_does_not_matter(structure, probe):
+    """Not even one where there are no numbers."""
+
+    def trained(device: str) -> list[torch.Tensor]:
+        model = small_model()
+        optimizer = PSGD(model.parameters(), lr=0.05, momentum=0.5, preconditioner=structure, probe=probe, max_norm=1.0)
+        data = [batch(step) for step in range(4)]
+        with torch.device(device):
+            for x, y in data:
+
+                def loss_of(x=x, y=y):
+                    return ((model(x) - y) ** 2).mean()
+
+                def closure(loss_of=loss_of):
+                    optimizer.zero_grad()
+                    loss = loss_of()
+                    loss.backward()
+                    return loss
+
+                optimizer.step(loss_of if isinstance(probe, HessianVector) else closure)
+        return list(model.parameters())
+
+    assert all(map(torch.equal, trained("cpu"), trained("meta")))

@@ -210,3 +210,21 @@ def test_the_picture_has_a_panel_for_each_number(path):
         "|eigenvalues| of PH",
     ]
     assert all(len(panel.lines) in (1, 2) for panel in panels)
+
+
+def test_a_longer_run_in_the_place_of_another_is_read_from_its_start(path):
+    history = History(path)
+    history.poll()
+    path.write_text(",".join(COLUMNS) + "\n" + "".join(line(10 * k, 1.0, time=2e9 + k) for k in range(50)))
+    assert history.poll()
+    assert len(history) == 50
+    path.write_text(path.read_text() + line(1000))
+    history.poll()
+    assert len(history) == 51
+
+
+@pytest.mark.parametrize("damaged", [line(0, time=""), line(math.inf), line(0, time=1e300)])
+def test_damaged_lines_are_told_in_one(path, capsys, damaged):
+    path.write_text(",".join(COLUMNS) + "\n" + damaged)
+    assert cli.main(["watch", "--once", str(path)]) != 0
+    assert re.fullmatch(r"psgd: .*line 2: it has no (step|time).*\n", capsys.readouterr().err)

@@ -136,5 +136,7 @@ def finite(loss: Any, grads: Mapping[int, Tensor], step: int, name: Callable[[in
     bad = [name(i) for i, grad in grads.items() if not bool(torch.isfinite(grad).all())]
     if bad:
         raise FloatingPointError(f"step {step}: the gradient of {', '.join(bad)} is not finite")
-    if isinstance(loss, (Tensor, int, float)) and not bool(torch.isfinite(torch.as_tensor(loss)).all()):
+    if isinstance(loss, (Tensor, int, float)) and not bool(
+        torch.isfinite(loss if isinstance(loss, Tensor) else torch.tensor(loss, device="cpu")).all()
+    ):
         raise FloatingPointError(f"step {step}: the loss is {float(loss)}")

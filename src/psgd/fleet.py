@@ -44,7 +44,7 @@ class Direction:
 
     def step(self, rate: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Times a number for each block: one pass over the parameters."""
-        factor = torch.as_tensor(per_block(rate, self.v))
+        factor = per_block(rate, self.v)
         if self.scale is not None:
             factor = factor * self.scale
         if self.v.dtype == dtype:
@@ -201,7 +201,7 @@ class Fleet:
                 continue
             # Where gradients are not usable, the average of the average with itself is what it was.
             rest = 1 - decay * torch.ones_like(weight)
-            mean.lerp_(torch.where(usable, stack.pack(grads), mean), torch.as_tensor(per_block(rest, mean)))
+            mean.lerp_(torch.where(usable, stack.pack(grads), mean), per_block(rest, mean))
             weight.copy_(torch.where(usable, torch.lerp(weight, torch.ones_like(weight), rest), weight))
         if fused[0]:
             assert not isinstance(momentum, Tensor)

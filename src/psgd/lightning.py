@@ -58,18 +58,24 @@ class PreconditionerMonitor(pl.Callback):
         for optimizer in optimizers:
             _check(optimizer, trainer, pl_module)
         self._close()
-        every = self.every or getattr(trainer, "log_every_n_steps", 50) or 1
+        every = self.every or getattr(trainer, "log_every_n_steps", 0) or 50
         self._monitors = {Monitor(optimizer, every=every, model=pl_module): None for optimizer in optimizers}
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        loss: Any = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        told = isinstance(loss, Tensor) and loss.numel() == 1
+        # In automatic optimization losses are divided by this.
+        batches = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
         values: dict[str, float] = {}
         for k, (monitor, logged) in enumerate(self._monitors.items()):
             if monitor.waiting:  # the step had no closure, as with scaled gradients
-                monitor.loss(loss) if isinstance(loss, Tensor) and loss.numel() == 1 else monitor.flush()
+                monitor.loss(loss) if told else monitor.flush()
             if monitor.last is not None and monitor.last is not logged:
                 self._monitors[monitor] = monitor.last
-                values |= {f"psgd{k or ''}/{name}": value for name, value in monitor.last.summary().items()}
+                found = monitor.last.summary()
+                if "loss" in found:
+                    found["loss"] *= batches
+                values |= {f"psgd{k or ''}/{name}": value for name, value in found.items()}
         if values:
             for logger in trainer.loggers:
                 logger.log_metrics(values, step=trainer.global_step - 1)

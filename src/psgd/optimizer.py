@@ -469,7 +469,7 @@ def without_autocast(devices: Iterable[torch.device]) -> Iterator[None]:
 def _total(lengths: Sequence[Tensor]) -> Tensor:
     """Length of all blocks as one vector."""
     if not lengths:
-        return torch.zeros(())
+        return torch.zeros((), device="cpu")
     each = [length.norm() for length in lengths]
     wide = max((length.dtype for length in each), key=lambda dtype: torch.finfo(dtype).bits)
     return torch.stack([length.to(each[0].device, wide) for length in each]).norm()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -121,6 +122,10 @@ class Stack:
         return (parts, values) if guarded.can_fuse(parts, values) else None
 
 
+@overload
+def per_block(value: Tensor, like: Tensor) -> Tensor: ...
+@overload
+def per_block(value: float | Tensor, like: Tensor) -> float | Tensor: ...
 def per_block(value: float | Tensor, like: Tensor) -> float | Tensor:
     """A number for each block, ready to be multiplied with arrays of the stack."""
     return value.reshape(-1, *[1] * (like.ndim - 1)) if isinstance(value, Tensor) and value.ndim else value

@@ -277,6 +277,19 @@ def test_steps_without_a_closure_are_logged_when_they_are_taken(tmp_path, model)
     assert all(("psgd/loss" in row) == (model is Model) for row in seen)
 
 
+def test_the_loss_is_that_of_a_mini_batch(tmp_path):
+    """The closure of the ``Trainer`` returns it divided by the number of those that are accumulated."""
+    logger = pl.loggers.CSVLogger(tmp_path)
+    options = {"accumulate_grad_batches": 4, "log_every_n_steps": 1, "callbacks": [monitor(every=1)]}
+    fit(Model(whitening), tmp_path, logger=logger, **options)
+    with next(tmp_path.rglob("metrics.csv")).open() as file:
+        seen = list(csv.DictReader(file))
+    told = {row["step"]: float(row["loss"]) for row in seen if row["loss"]}
+    logged = {row["step"]: float(row["psgd/loss"]) for row in seen if row["psgd/loss"]}
+    assert len(logged) == 2
+    assert logged == pytest.approx({step: told[step] for step in logged})
+
+
 def test_it_lets_go_of_the_optimizer(tmp_path):
     callback = monitor(every=1)
     model = Model(whitening)

@@ -80,7 +80,7 @@ def change(new: Group, old: Group) -> Tensor:
     factors by powers of two, as ``descend_`` does, is no change.
     """
     dtype = _wide(new)
-    squares = inner = torch.ones((), dtype=dtype)
+    squares = inner = torch.ones((), dtype=dtype, device=new.factors[0].diagonal().device)
     alone = len(new.factors) == 1
     for factor, before in zip(new.factors, old.factors, strict=True):
         if isinstance(factor, LowRankFactor) and isinstance(before, LowRankFactor):

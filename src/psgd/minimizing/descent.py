@@ -175,8 +175,12 @@ class Directions:
                         yield d, slope, 1.0
                 yield -Pg, -self.decrement, 1.0
             self.metric.reset()
-        size = float(g.norm())
-        yield -g, -size * size, max(self.far, 1.0 / max(1.0, size))
+        largest = float(g.abs().amax())
+        size = largest * float((g / largest).norm())  # where squares overflow
+        if size * size < torch.finfo(g.dtype).max:
+            yield -g, -size * size, max(self.far, 1.0 / max(1.0, size))
+        else:
+            yield g / -size, -size, 1.0
 
     def _beta(self, g: Tensor, Pg: Tensor, d: Tensor, change: Tensor) -> float:
         curvature = float(d.dot(change))

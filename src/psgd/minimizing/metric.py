@@ -82,6 +82,12 @@ class Metric:
             self.unit = size / change
         dtheta = (dtheta / (size * math.sqrt(self.unit))).reshape(1, *self.shape)
         dgrad = (dgrad * (math.sqrt(self.unit) / size)).reshape(1, *self.shape)
+        try:
+            self._descend(dtheta, dgrad)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # c1 divides by Q, which may have become singular
+            self.reset()
+
+    def _descend(self, dtheta: Tensor, dgrad: Tensor) -> None:
         for k in range(self.descents):
             tangent = self.criterion(self.group, dtheta.clone(), dgrad.clone())
             lr = min(self._rate(tangent, dtheta, dgrad), self.cap)

@@ -90,7 +90,8 @@ def minimize(
             iteration, besides that of the step. With noise, where pairs come from: by default ``HessianVector()`` with
             autograd, ``FiniteDifference()`` if ``fun`` takes ``rng``, else ``Whitening()``.
         precond_lr: without noise the largest step size of ``Q``, else its step size
-        lr: step size with ``stochastic``, by default 0.1, and 0.01 with ``Whitening()``
+        lr: step size with ``stochastic``, by default 0.1, and 0.01 with ``Whitening()``, times the
+            root mean square of ``x0`` where that is more than 1
         seed: of random numbers; no global generator is touched
 
     Returns:
@@ -136,26 +137,27 @@ def minimize(
     if stochastic and (ftol is not None or xtol is not None):
         raise ValueError("ftol, xtol: single values and steps say little with noise; minimize wants gtol or maxiter")
 
-    objective = Objective(fun, x0, args, jac, int(seed))
-    n, eps = objective.start.numel(), float(torch.finfo(objective.start.dtype).eps)
-    digits = 1 / 3 if objective.jac == FORWARD and not objective.refinable else 1 / 2
-    limits = Limits(
-        gtol=next((v for v in (gtol, tol) if v is not None), 0.0 if stochastic else eps**digits),
-        ftol=ftol,
-        xtol=0.0 if xtol is None else xtol,
-        maxiter=max(1000, 200 * n) if maxiter is None else maxiter,
-        maxfun=math.inf if maxfun is None else maxfun,
-    )
-    shape = tuple(objective.shape) or (1,)
-    structure = _structure(shape) if preconditioner is None else preconditioner
-    watch = _watch(callback, objective)
-    if stochastic:
-        chosen = default_probe(objective) if probe is None else probe
-        now, reason = wander(objective, structure, criterion, chosen, lr, precond_lr, limits, int(seed), watch)
-    else:
-        metric = Metric(structure, shape, objective.start, criterion, precond_lr)
-        now, reason = descend(objective, metric, limits, int(probe is not None), int(seed), watch)
-    found = _result(objective, now, reason)
+    with torch.inference_mode(False):  # derivatives are needed, whatever surrounds the call
+        objective = Objective(fun, x0, args, jac, int(seed))
+        n, eps = objective.start.numel(), float(torch.finfo(objective.start.dtype).eps)
+        digits = 1 / 3 if objective.jac == FORWARD and not objective.refinable else 1 / 2
+        limits = Limits(
+            gtol=next((v for v in (gtol, tol) if v is not None), 0.0 if stochastic else eps**digits),
+            ftol=ftol,
+            xtol=0.0 if xtol is None else xtol,
+            maxiter=max(1000, 200 * n) if maxiter is None else maxiter,
+            maxfun=math.inf if maxfun is None else maxfun,
+        )
+        shape = tuple(objective.shape) or (1,)
+        structure = _structure(shape) if preconditioner is None else preconditioner
+        watch = _watch(callback, objective)
+        if stochastic:
+            chosen = default_probe(objective) if probe is None else probe
+            now, reason = wander(objective, structure, criterion, chosen, lr, precond_lr, limits, int(seed), watch)
+        else:
+            metric = Metric(structure, shape, objective.start, criterion, precond_lr)
+            now, reason = descend(objective, metric, limits, int(probe is not None), int(seed), watch)
+        found = _result(objective, now, reason)
     if disp:
         print(found.message)
         for text, name in (("value", "fun"), ("iterations", "nit"), ("evaluations", "nfev"), ("gradients", "njev")):

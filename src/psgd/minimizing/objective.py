@@ -33,7 +33,12 @@ class Objective:
     def __init__(self, fun: Callable[..., Any], x0: Any, args: Any, jac: Any, seed: int) -> None:
         if not callable(fun):
             raise TypeError(f"fun={fun!r}: minimize wants a function")
-        if not (jac is None or isinstance(jac, bool) or callable(jac) or jac in (FORWARD, CENTRAL)):
+        if not (
+            jac is None
+            or isinstance(jac, bool)
+            or callable(jac)
+            or (isinstance(jac, str) and jac in (FORWARD, CENTRAL))
+        ):
             raise ValueError(f"jac={jac!r}: minimize wants a function, True, {FORWARD!r}, {CENTRAL!r} or None")
         self.fun = fun
         self.args: tuple[Any, ...] = args if isinstance(args, tuple) else (args,)
@@ -59,6 +64,8 @@ class Objective:
         array = numpy.asarray(x0)
         if array.dtype.kind not in "biufc":
             raise TypeError(f"x0={x0!r}: minimize wants an array of numbers")
+        if array.dtype.kind == "c":
+            array = array.astype(numpy.complex128)  # refused later, also if it is longer
         if array.dtype.kind in "biu" or array.dtype == numpy.float16 or array.dtype.itemsize > 16:
             array = array.astype(numpy.float64)
         if array.dtype.kind == "f":  # also long doubles, and other orders of bytes

@@ -17,6 +17,7 @@ LINE_SEARCH = (
 )
 UNBOUNDED = (6, False, "The function seems to be unbounded below.")
 DONE = (7, True, "All iterations were taken.")
+USELESS = (8, False, "Most values or gradients were not finite, so most steps were left out.")
 CALLBACK = (99, False, "`callback` raised `StopIteration`.")
 
 

@@ -50,12 +50,18 @@ def wander(
         )
     if isinstance(probe, HessianVector) and not objective.exact:
         raise ValueError("probe: HessianVector() differentiates fun; minimize wants a tensor x0 and no jac for it")
+    if objective.is_difference and not objective.takes_rng[0]:
+        raise ValueError(
+            "jac: differences of fun take many values of one sample; minimize wants fun(x, …, rng=) that draws from "
+            "rng, or jac"
+        )
     start = objective.start
     theta = objective.given(start) if objective.numpy is None else torch.from_numpy(objective.given(start))
     theta.requires_grad_()
     whitening = isinstance(probe, Whitening)
-    rate = (0.01 if whitening else 0.1) if lr is None else lr
     length = max(1.0, float(start.norm()))
+    size = max(1.0, length / math.sqrt(start.numel()))
+    rate = (0.01 * size if whitening else 0.1) if lr is None else lr
     optimizer = PSGD(
         [theta],
         lr=rate,
@@ -69,6 +75,7 @@ def wander(
     loss = _Closure(objective, theta, isinstance(probe, HessianVector))
     value, total, weight = 0.0, torch.zeros_like(start), 0.0
     mean, count = torch.zeros_like(start), 0
+    useless = 0
     now = State(start, math.nan, torch.zeros_like(start))
     reason: Reason = result.DONE
     rest = 1 - SMOOTH
@@ -86,7 +93,9 @@ def wander(
         if f == -math.inf:
             reason = result.UNBOUNDED
             break
-        if math.isfinite(f) and bool(torch.isfinite(g).all()):
+        if not (math.isfinite(f) and bool(torch.isfinite(g).all())):
+            useless += 1
+        else:
             value, total, weight = SMOOTH * value + rest * f, SMOOTH * total + rest * g, SMOOTH * weight + rest
         now.x, now.f, now.g = theta.detach().reshape(-1).clone(), value / weight, total / weight
         now.nit += 1
@@ -100,7 +109,10 @@ def wander(
             break
     if count:
         now.x = mean / count
+    if reason == result.DONE and 2 * useless > now.nit:
+        reason = result.USELESS
     if now.nit == 0:
+        reason = result.MAXITER if reason == result.DONE else reason
         now.f, now.g = objective.value(start), objective.gradient(start)
     return now, reason
 
@@ -118,7 +130,7 @@ class _Closure:
             objective.nfev += 1
             objective.njev += 1
             objective.nhev += 1
-            loss = objective.graph(self.theta)
+            loss = objective.graph(self.theta.clone())  # what fun does to x in place is not to move it
             (g,) = torch.autograd.grad(loss, self.theta, retain_graph=True)
             self.gradient = g.detach().reshape(-1)
             return loss

@@ -11,6 +11,9 @@ from typing import Any
 
 from .record import FIRST, Named, Record, columns, fingerprint
 
+#: bytes of a line that can be one of ours: what has none is not read to its end
+LONGEST = 2**26
+
 
 class CSVFile:
     """A file with a header and a line for each record, which grows by whole lines.
@@ -34,9 +37,9 @@ class CSVFile:
             self.path.write_bytes(b"")
         with open(self.path, "a+b") as file:  # that it can be written to is found now, and not after a while
             file.seek(0)
-            header = file.readline()
+            header = file.readline(LONGEST)
             if header:
-                self._check(header, file.readline())
+                self._check(header, file.readline(LONGEST))
                 _cut(file)
 
     def _check(self, header: bytes, first: bytes) -> None:

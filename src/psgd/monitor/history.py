@@ -48,6 +48,8 @@ class History:
         self.columns: dict[str, array[float]] = {}
         self._names: list[str] = []
         self._inode = -1
+        #: its first two lines, or as much of them as there is
+        self._first = b""
 
     def __len__(self) -> int:
         return len(self.columns.get("step", ()))
@@ -57,9 +59,13 @@ class History:
         try:
             with open(self.path, "rb") as file:
                 status = os.fstat(file.fileno())
-                if status.st_size < self._offset or status.st_ino != self._inode:  # another file of this name
+                same = status.st_size >= self._offset and status.st_ino == self._inode
+                if not same or file.read(len(self._first)) != self._first:  # another file of this name
                     self._start_over()
                     self._inode = status.st_ino
+                if self._first.count(b"\n") < 2:  # the first record has a time, so it tells files apart
+                    file.seek(0)
+                    self._first = b"".join(line for line in (file.readline(), file.readline()) if line.endswith(b"\n"))
                 file.seek(self._offset)
                 new = file.read()
         except OSError as error:
@@ -93,8 +99,9 @@ class History:
             values = {name: float(cell) if cell else math.nan for name, cell in row.items()}
         except ValueError as error:
             raise HistoryError(f"{self.path}, line {self._line}: {error}") from None
-        if math.isnan(values["step"]):
-            raise HistoryError(f"{self.path}, line {self._line}: it has no step")
+        for name, most in (("step", 2.0**53), ("time", 2.0**40)):
+            if not 0 <= values[name] < most:
+                raise HistoryError(f"{self.path}, line {self._line}: it has no {name} that can be one")
         again = bisect_left(self.columns["step"], values["step"])
         for name, column in self.columns.items():
             del column[again:]

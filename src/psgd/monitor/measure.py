@@ -115,7 +115,7 @@ def _misfit(optimizer: PSGD, stack: Stack, Q: Group, dtheta: Tensor, dgrad: Tens
     params = optimizer.parameters()
     if any(group["maximize"] for group in optimizer.param_groups):
         signs = [-1.0 if group_of[id(params[block.params[0]])]["maximize"] else 1.0 for block in stack.blocks]
-        dgrad = dgrad * per_block(torch.tensor(signs, dtype=dgrad.dtype).to(dgrad.device), dgrad)
+        dgrad = dgrad * per_block(torch.tensor(signs, dtype=dgrad.dtype, device=dgrad.device), dgrad)
     dgrad, informative = optimizer.probe.damp(dtheta, dgrad)
     found = misfit(optimizer.criterion, Q, dtheta.to(stack.like.dtype), dgrad.to(stack.like.dtype))
     return torch.where(informative & torch.isfinite(found), found, torch.nan)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from ..optimizer import PSGD
 from .measure import OfBlocks, fetch, skipped
 from .record import BlockRecord, Named, Record
@@ -27,7 +29,9 @@ class Taken:
     ) -> None:
         self.step, self.found, self.spectrum, self.loss = step, found, dict(spectrum or {}), loss
         self.time = time.time()
-        self.rates = [group["lr"] for group in optimizer.param_groups]
+        rates = [group["lr"] for group in optimizer.param_groups]
+        #: a scheduler may change them, in place, before the loss is told
+        self.rates = [rate.detach().clone() if isinstance(rate, Tensor) else rate for rate in rates]
         self.skipped = skipped(optimizer)
         stacks = optimizer.stacks
         #: the stack of a block, its row there, and how many rows there are

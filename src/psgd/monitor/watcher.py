@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from operator import index
 from typing import Any
 
 import torch
@@ -70,14 +71,14 @@ class Monitor:
     ) -> None:
         if not isinstance(optimizer, PSGD):
             raise TypeError(f"optimizer={optimizer!r}: Monitor wants a PSGD")
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        if isinstance(every, bool) or not hasattr(every, "__index__") or index(every) < 1:
             raise ValueError(f"every={every!r}: Monitor wants a whole number of at least 1")
         if model is not None and not isinstance(model, nn.Module):
             raise TypeError(f"model={model!r}: Monitor wants a torch.nn.Module, or None")
         if not (to is None or isinstance(to, (str, os.PathLike)) or callable(to)) or isinstance(to, type):
             raise TypeError(f"to={to!r}: Monitor wants a file name, TensorBoard(…), a function of a Record, or None")
         self.optimizer = optimizer
-        self.every = every
+        self.every = index(every)
         #: the last record
         self.last: Record | None = None
         self._blocks = named_blocks(optimizer, model)
@@ -87,7 +88,6 @@ class Monitor:
             to = CSVFile(_of_rank(to, optimizer), self._blocks, len(optimizer.param_groups), bool(overwrite))
         self._to = to
         self._closed = False
-        self._stepped = False
         #: numbers of the last update of ``Q`` that was looked at, and those of a step that waits for its loss
         self._fitted: measure.OfBlocks = {}
         self._waiting: Taken | None = None
@@ -109,16 +109,13 @@ class Monitor:
     def loss(self, value: float | Tensor) -> None:
         """Tell the loss of the step that was just taken; not needed where ``step`` is given a closure.
 
-        Nothing happens unless that step is recorded, so it costs nothing to tell all of them.
+        Nothing happens unless that step is recorded, so it costs nothing to tell all of them. Nor does it where no step
+        was taken, as ``GradScaler`` leaves some out.
         """
         if self._closed:
             raise ValueError("Monitor: it is closed, so nothing can be recorded")
-        if not self._stepped:
-            raise ValueError("Monitor.loss: no step was taken yet; call it after optimizer.step()")
         if self._waiting is not None:
-            if not isinstance(value, (int, float)) and not (isinstance(value, Tensor) and value.numel() == 1):
-                raise TypeError(f"Monitor.loss: {value!r}; it wants a number, or a tensor with one")
-            self._waiting.loss = value
+            self._waiting.loss = _number(value)
             self._write()
 
     @property
@@ -164,7 +161,6 @@ class Monitor:
         if step != self._expected:  # the first one, or a checkpoint was loaded, or the last one failed
             self._plan(step)
         self._expected = step + 1
-        self._stepped = True
         self._fit = self._move = None
         if step not in (self._next, self._fit_at):
             return
@@ -191,7 +187,7 @@ class Monitor:
                 return
             found = {**self._fitted, "condition": measure.conditions(self.optimizer), "update_rms": move.finish()}
         self._waiting = Taken(self.optimizer, self._expected - 1, found, self._spectrum, self._loss)
-        self._fitted, self._spectrum = {}, {}
+        self._spectrum = {}
         self._plan(self._expected)
         if self._loss is not None:
             self._loss = None
@@ -251,6 +247,15 @@ def snapshot(optimizer: PSGD, model: nn.Module | None = None) -> Record:
         residual = [measure.whitening_residual(optimizer, stack, stack.group, step) for stack in stacks]
         found = {"residual": residual, "condition": measure.conditions(optimizer)}
         return Taken(optimizer, step, found).record(blocks)
+
+
+def _number(value: Any) -> float | Tensor:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value
+    try:
+        return float(value) if not isinstance(value, (str, bytes)) else float("a text")
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"Monitor.loss: {value!r}; it wants a number, or a tensor with one") from None
 
 
 def _of_rank(path: str | os.PathLike[str], optimizer: PSGD) -> str:

@@ -228,3 +228,8 @@ def test_damaged_lines_are_told_in_one(path, capsys, damaged):
     path.write_text(",".join(COLUMNS) + "\n" + damaged)
     assert cli.main(["watch", "--once", str(path)]) != 0
     assert re.fullmatch(r"psgd: .*line 2: it has no (step|time).*\n", capsys.readouterr().err)
+
+
+def test_a_block_that_is_not_there_is_told(path, capsys):
+    assert cli.main(["watch", "--once", "--block", "zzz", str(path)]) == 2
+    assert "no block has 'zzz' in its name; there are 0.weight, 0.bias" in capsys.readouterr().err

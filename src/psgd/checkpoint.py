@@ -73,16 +73,22 @@ def _check_kind(value: object, kind: type, where: str) -> None:
         raise ValueError(f"{where}: {type(value).__name__} where a {'list' if kind is list else 'dict'} should be")
 
 
+def _other(name: str) -> str:
+    return "; saved with another preconditioner, or other blocks?" if name.startswith("Q") else ""
+
+
 def _checked_entries(entries: Mapping[str, Any], right: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
     _check_kind(entries, Mapping, where)
     for name in entries:
         if name not in right:
-            raise ValueError(f"{where}[{name!r}]: not part of this optimizer's state, which has {', '.join(right)}")
+            raise ValueError(
+                f"{where}[{name!r}]: not part of this optimizer's state, which has {', '.join(right)}{_other(name)}"
+            )
     copies = {}
     for name, like in right.items():
         if name not in entries:
             if name not in _OPTIONAL:
-                raise ValueError(f"{where}[{name!r}]: missing; saved with another preconditioner, or other blocks?")
+                raise ValueError(f"{where}[{name!r}]: missing{_other(name)}")
             if name == "skipped":
                 copies[name] = torch.zeros_like(like)
             continue
@@ -92,7 +98,7 @@ def _checked_entries(entries: Mapping[str, Any], right: Mapping[str, Tensor], wh
         if value.shape != like.shape or value.dtype != like.dtype:
             raise ValueError(
                 f"{where}[{name!r}]: {value.dtype} of shape {tuple(value.shape)}; "
-                f"this optimizer has {like.dtype} of shape {tuple(like.shape)}"
+                f"this optimizer has {like.dtype} of shape {tuple(like.shape)}{_other(name)}"
             )
         copies[name] = value.detach().to(like.device, copy=True)
     if ("momentum" in copies) != ("momentum_weight" in copies):

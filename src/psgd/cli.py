@@ -61,13 +61,14 @@ def psgd(
       psgd reproduce fig1 fig5               # two figures of the paper, and whether its claims hold
       psgd bench step --device cuda --json   # what a step costs beside other optimizers, for a script
       psgd plan gpt2 --ranks 8               # what the optimizer's state would take
+      psgd watch run.csv                     # what a psgd.Monitor writes, while it does
 
     \b
     Exit codes:
       0    done; claims that do not hold and measurements that fail are results too
       1    failed on the way: a full disk, a process that was killed, a download
       2    could not begin: a wrong argument, a folder that cannot be written, a missing package
-      130  interrupted by Ctrl-C
+      130  interrupted by Ctrl-C, which is how watch ends: there it is 0
       141  nobody reads its output any more, as after psgd ... | head
 
     An error is one line on stderr. With --json stdout holds one JSON document and nothing else, or nothing after an
@@ -208,7 +209,7 @@ def report(
 def watch(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The CSV file of a psgd.Monitor.")],
     once: Annotated[bool, typer.Option("--once", help="Print one picture, as is done without a terminal.")] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds from one picture to the next.")] = 2.0,
+    interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="From one picture to the next.")] = 2.0,
     block: Annotated[str, typer.Option(metavar="TEXT", help="Only blocks whose names contain this.")] = "",
 ) -> None:
     """Show what a psgd.Monitor writes while a model is trained, until Ctrl-C.

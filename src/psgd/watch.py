@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from .monitor.history import History
+from .monitor.history import History, HistoryError
 from .monitor.record import METRICS
 
 #: of the curves: the first is drawn last, over the others
@@ -165,6 +165,9 @@ def watch(console: Console, path: str, *, interval: float, once: bool, block: st
     """
     history = History(path)
     history.poll()
+    names = history.blocks()
+    if names and not any(block in name for name in names):
+        raise HistoryError(f"{path}: no block has {block!r} in its name; there are {', '.join(names)}")
     unicode = (console.encoding or "").lower().startswith("utf")
 
     def drawn(height: int) -> Group:

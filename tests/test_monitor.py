@@ -125,7 +125,7 @@ def test_misfit_of_what_fits_is_zero_and_scale_free(criterion, scale):
         (Kronecker(), c3, Whitening()),
         (LowRank(3), c3, HessianVector()),
     ],
-    ids=str,
+    ids=lambda choice: getattr(choice, "__name__", str(choice)),
 )
 def test_the_residual_falls_while_Q_is_fitted(structure, criterion, probe):
     """On a fixed problem, with the parameters held still."""

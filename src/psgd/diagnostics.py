@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from .blocks import Block
+from .closures import evaluate_forward
 from .optimizer import PSGD
-from .probes import evaluate_forward
 from .real import like, real
 from .team import is_divided
 from .undo import Gradients
@@ -97,7 +97,7 @@ def model_properties(
     for name, value in (("probes", probes), ("iterations", iterations)):
         if value < 1:
             raise ValueError(f"{name}={value!r}: model_properties wants a whole number of at least 1")
-    operators = _Operators(optimizer, closure)
+    operators = _Operators(optimizer, closure, "model_properties")
     vectors = list(operators.probes(probes, seed))
     plain = [lanczos_quadrature(operators.H, z, iterations) for z in vectors]
     preconditioned = [lanczos_quadrature(operators.QHQt, z, iterations) for z in vectors]
@@ -149,7 +149,7 @@ def model_spectrum(
             raise ValueError(f"{name}={value!r}: model_spectrum wants a whole number of at least 1")
     if any(is_divided(p) for p in optimizer.parameters()):
         raise ValueError("optimizer: ranks hold only parts of its parameters; model_spectrum wants whole ones")
-    operators = _Operators(optimizer, closure)
+    operators = _Operators(optimizer, closure, "model_spectrum")
     vectors = operators.probes(probes, seed)
     found = [lanczos_quadrature(operators.QHQt, z, iterations) for z in vectors]
     nodes, weights = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -188,13 +188,13 @@ def lanczos_quadrature(A: LinearMap, z: Tensor, iterations: int) -> tuple[Tensor
 class _Operators:
     """``H``, ``P`` and ``Q H Qᵀ`` of a model as functions of one flat vector: the packed blocks of the optimizer."""
 
-    def __init__(self, optimizer: PSGD, closure: Callable[[], Tensor]) -> None:
+    def __init__(self, optimizer: PSGD, closure: Callable[[], Tensor], who: str) -> None:
         self.params = optimizer.parameters()
         self.stacks = [
             stack.select(chosen) for stack in optimizer.stacks if (chosen := _trainable(stack.blocks, self.params))
         ]
         with torch.enable_grad():
-            loss = evaluate_forward(closure, Gradients(self.params), "model_properties")
+            loss = evaluate_forward(closure, Gradients(self.params), who)
             self.inputs = {i: p for i, p in enumerate(self.params) if p.requires_grad and p.numel() > 0}
             grads = torch.autograd.grad(loss, list(self.inputs.values()), create_graph=True, allow_unused=True)
         self.grads = [g if g is not None and g.requires_grad else None for g in grads]

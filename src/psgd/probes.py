@@ -1,4 +1,4 @@
-"""Where a pair ``(δθ, δg)`` comes from: the only code that calls the closure or autograd.
+"""Where a pair ``(δθ, δg)`` comes from.
 
 A probe evaluates loss and gradients once for the step of the parameters and, where a preconditioner is to be updated,
 measures how the gradients change.
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from . import batched
 from .batched import WHO
+from .closures import Closure, differentiate, evaluate, evaluate_backward, evaluate_forward
 from .real import like, real
 from .tangent import largest
 from .team import aligned, average_, is_divided, local, several_ranks
 from .undo import Gradients, RandomState
 
-Closure = Callable[[], Any]
 #: standard normal numbers of the shape and dtype of ``real(parameter)``, for the parameter at a position
 Noise = Callable[[int], Tensor]
 
@@ -118,51 +118,6 @@ class Probe(ABC):
             if v is not None and not (k == "batched" and v is False) and k not in ("group", "_warned")
         )
         return f"{type(self).__name__}({options})"
-
-
-def evaluate(closure: Closure) -> Any:
-    with torch.enable_grad():
-        return closure()
-
-
-def evaluate_backward(closure: Closure, params: Sequence[Tensor], probe: str) -> Any:
-    """Call an ordinary closure (zero_grad, backward, return the loss) and check that it made gradients.
-
-    One that returns None says that there is no loss, as frameworks do to leave out a mini-batch: the gradients are then
-    those that are there.
-    """
-    before = [(p.grad, None if p.grad is None else p.grad._version) for p in params]
-    loss = evaluate(closure)
-    if loss is None:
-        return None
-    for p, (grad, version) in zip(params, before, strict=True):
-        if p.grad is not None and (p.grad is not grad or p.grad._version != version):
-            return loss
-    raise ValueError(
-        f"closure: it left no gradient on any parameter; {probe} wants a closure that calls backward() on the loss "
-        "and returns it (HessianVector takes one that only returns the loss)"
-    )
-
-
-def evaluate_forward(closure: Closure, start: Gradients, who: str) -> Tensor:
-    """Call a closure that only returns the loss, and check that it did."""
-    start.hide()
-    try:
-        loss = evaluate(closure)
-        called_backward = any(p.grad is not None for p in start.params)
-    finally:
-        start.restore()
-    if called_backward:
-        raise ValueError(
-            f"closure: it called backward(); {who} wants a closure that only returns the loss "
-            "(FiniteDifference takes one that calls backward)"
-        )
-    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-        raise ValueError(
-            f"closure: it returned {_name(loss)}; {who} wants the loss as a tensor with one element that "
-            "still knows its graph (no .item(), no .detach())"
-        )
-    return loss
 
 
 class FiniteDifference(Probe):
@@ -316,7 +271,7 @@ class HessianVector(Probe):
         used = [i for i, p in enumerate(params) if p.requires_grad]
         moved = set(moved)
         grads: list[Tensor | None] = [None] * len(params)
-        found = _grad(loss, [params[i] for i in used], create_graph=bool(moved))
+        found = differentiate(loss, [params[i] for i in used], create_graph=bool(moved))
         for i, grad in zip(used, found, strict=True):
             grads[i] = grad
         if all(grad is None for grad in grads):
@@ -334,7 +289,9 @@ class HessianVector(Probe):
         ]
         products: Sequence[Tensor | None] = [None] * len(moved)
         if curved:
-            products = _grad([g for g, _ in curved], [params[i] for i in moved], [like(g, v) for g, v in curved])
+            products = differentiate(
+                [g for g, _ in curved], [params[i] for i in moved], [like(g, v) for g, v in curved]
+            )
         for i, dtheta, product in zip(moved, dthetas, products, strict=True):
             result.pairs[i] = (dtheta, torch.zeros_like(dtheta) if product is None else real(product.detach()))
         self.average_(result)
@@ -384,29 +341,3 @@ def _check_whole(params: Iterable[Tensor], who: str) -> None:
             f"params: ranks hold only parts of them; {who} wants whole ones (FiniteDifference(), whose closure calls "
             "backward, and Whitening() take both)"
         )
-
-
-#: how torch says that a derivative has none itself: that of a compiled model, in two ways, or of fused attention
-_ONCE_ONLY = ("support double backward", "requires create_graph=False", "derivative for")
-
-
-def _grad(
-    of: Tensor | Sequence[Tensor], by: Sequence[Tensor], v: Sequence[Tensor] | None = None, create_graph: bool = False
-) -> Sequence[Tensor | None]:
-    """``torch.autograd.grad``, with a way out where something can be differentiated only once."""
-    try:
-        return torch.autograd.grad(of, by, v, create_graph=create_graph, allow_unused=True)
-    except RuntimeError as error:
-        if not any(words in str(error) for words in _ONCE_ONLY):
-            raise
-        raise RuntimeError(
-            f"closure: HessianVector wants a model that can be differentiated twice, but {error}; FiniteDifference() "
-            "wants one derivative only. Or call the model as it was before torch.compile, and attention by "
-            "SDPBackend.MATH"
-        ) from error
-
-
-def _name(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)} with requires_grad={value.requires_grad}"
-    return repr(value)

@@ -68,8 +68,9 @@ class PreconditionerMonitor(pl.Callback):
         batches = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
         values: dict[str, float] = {}
         for k, (monitor, logged) in enumerate(self._monitors.items()):
-            if monitor.waiting:  # the step had no closure, as with scaled gradients
-                monitor.loss(loss) if told else monitor.flush()
+            if monitor.waiting and told:  # the step had no closure, as with scaled gradients
+                monitor.loss(loss)
+            monitor.flush()
             if monitor.last is not None and monitor.last is not logged:
                 self._monitors[monitor] = monitor.last
                 found = monitor.last.summary()

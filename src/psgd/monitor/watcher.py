@@ -251,11 +251,13 @@ def snapshot(optimizer: PSGD, model: nn.Module | None = None) -> Record:
 
 def _number(value: Any) -> float | Tensor:
     if isinstance(value, Tensor) and value.numel() == 1:
-        return value
+        return value  # nobody waits for it here
     try:
-        return float(value) if not isinstance(value, (str, bytes)) else float("a text")
+        if not isinstance(value, str):  # which float would read
+            return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise TypeError(f"Monitor.loss: {value!r}; it wants a number, or a tensor with one") from None
+        pass
+    raise TypeError(f"Monitor.loss: {value!r}; it wants a number, or a tensor with one")
 
 
 def _of_rank(path: str | os.PathLike[str], optimizer: PSGD) -> str:

@@ -236,6 +236,17 @@ def test_between_updates_the_last_one_is_told(update, probe):
     assert all(block.q_step > 0 and block.residual is not None for record in found for block in record.blocks)
 
 
+def test_without_an_update_since_the_last_record_its_numbers_stand_again():
+    model = small_model()
+    optimizer = whitening(model, update_every=5)
+    seen = []
+    with Monitor(optimizer, lambda record: seen.append(record.blocks[0].q_step), every=3):
+        train(model, optimizer, 0, 10)
+    assert None not in seen
+    assert seen[1] == seen[0]  # there was no update between steps 0 and 3
+    assert seen[2] != seen[1]
+
+
 def test_skipped_steps_and_losses_that_are_not_finite(tmp_path):
     model = nn.Linear(2, 1)
     optimizer = whitening(model)
@@ -324,17 +335,6 @@ def test_the_step_size_is_that_of_the_step():
         schedule.step()
         monitor.loss(1.0)
     assert monitor.last.lr == pytest.approx((0.01,))
-
-
-def test_between_updates_the_numbers_are_of_the_last_one():
-    model = small_model()
-    optimizer = whitening(model, update_every=5)
-    seen = []
-    with Monitor(optimizer, lambda record: seen.append(record.blocks[0].q_step), every=3):
-        train(model, optimizer, 0, 10)
-    assert None not in seen
-    assert seen[1] == seen[0]  # there was no update between steps 0 and 3
-    assert seen[2] != seen[1]
 
 
 def test_numbers_of_numpy_are_numbers():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,6 +50,8 @@ def test_what_fails_is_reported_beside_what_does_not(tmp_path):
     assert good["failure"] is None
     assert bad["failure"] == "ArithmeticError: no such number"
     assert "Traceback" in bad["details"]
+    assert 'File "psgd/bench/isolate.py"' in bad["details"]
+    assert str(Path(psgd.__file__).parents[1]) not in bad["details"]
     assert odd["rows"] == [{"k": None, "name": "x"}]
     assert found["table"]["rows"][0] == ["good", "2"]
 

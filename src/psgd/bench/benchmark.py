@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -169,7 +170,7 @@ def summary(benchmark: Benchmark, plan: Plan, outcomes: Sequence[Outcome]) -> di
             {
                 "label": outcome.label,
                 "failure": outcome.failure,
-                "details": outcome.details,
+                "details": _anywhere(outcome.details),
                 "seconds": round(outcome.seconds, 2),
                 "limit": outcome.task.limit,
                 "threads": outcome.task.threads,
@@ -189,6 +190,11 @@ def _plain(row: Row) -> Iterator[tuple[str, Any]]:
     """JSON has no infinity, and no number that is none."""
     for name, value in row.items():
         yield name, None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _anywhere(details: str) -> str:
+    """A traceback without the folders of this machine: results are made to be published."""
+    return re.sub(r'File "[^"]*?((?:[^/\\"]+[/\\]){0,2}[^/\\"]+)"', r'File "\1"', details)
 
 
 def _named(value: Any) -> Any:

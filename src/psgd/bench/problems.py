@@ -27,7 +27,7 @@ QUICK = 0.25
 #: steps after which everything has been compiled
 WARMUP = 3
 #: about how many rows a step size gets
-ROWS = 100
+ROWS = 25
 
 
 def work(*, problem: Problem, peer: Peer, device: str, seconds: float) -> Iterator[Row]:

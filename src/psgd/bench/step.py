@@ -144,7 +144,9 @@ def draw(outcomes: Sequence[Outcome]) -> Picture:
     picture = Picture(figsize=(8, 1.2 + 0.32 * len(times)), layout="constrained")
     panel = picture.subplots()
     ours = {peer.name for peer in peers.OURS}
-    bars(panel, times, {name: OURS if name in ours else THEIRS for name in times}, "milliseconds per step (mean)")
+    colors = {name: OURS if name in ours else THEIRS for name in times}
+    late = {o.label: o.failure for o in outcomes if o.failure and o.failure.startswith("timed out")}
+    bars(panel, times, colors, "milliseconds per step (mean)", late)
     shapes = ", ".join({str(o.task.settings["model"]) for o in outcomes})
     panel.set_title(f"One step of the optimizer: {shapes}")
     return picture

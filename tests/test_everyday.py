@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from psgd import PSGD, FiniteDifference, Joint, Kronecker, LowRank, Whitening
 from psgd.groups.diagonal import DiagonalFactor
-from psgd.groups.inverse_free import NearSymmetric
+from psgd.groups.near_symmetric import NearSymmetric
 
 from .cases import batch, small_model, train
 

@@ -110,10 +110,10 @@ def test_numbers_are_split_by_stack():
     assert second.tolist() == [3.0]
 
 
-def test_only_a_fleet_of_inverse_free_groups_has_a_whitener():
-    assert fleet_of().whitener is not None
-    assert fleet_of(structure=Diagonal()).whitener is None
-    assert fleet_of(structure=Kronecker(inverse_free=False)).whitener is None
+def test_only_a_fleet_of_inverse_free_groups_has_pools():
+    assert fleet_of().pools is not None
+    assert fleet_of(structure=Diagonal()).pools is None
+    assert fleet_of(structure=Kronecker(inverse_free=False)).pools is None
 
 
 # -- averages ---------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import psgd
 from psgd import PSGD, Affine, Dense, HessianVector, Joint, Kronecker, LowRank, Monitor, Whitening, c1, c2, c3
 from psgd.criteria import log_length, misfit
 from psgd.groups import reading
-from psgd.groups.inverse_free import NearSymmetric
+from psgd.groups.near_symmetric import NearSymmetric
 from psgd.groups.triangular import Triangular
 from psgd.monitor import HistoryError, TensorBoard, files, read, snapshot
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from . import guarded, kernels
-from .groups.inverse_free import InverseFree, NearSymmetric
-from .groups.whitener import Whitener
+from .groups.inverse_free import InverseFree
+from .groups.near_symmetric import NearSymmetric
+from .groups.pools import Pools
 from .kernels import Table, sent
 from .real import real
 from .stacks import Stack, per_block
@@ -86,11 +87,11 @@ class Fleet:
         self.table: Table | None = None
 
     @cached_property
-    def whitener(self) -> Whitener | None:
-        """Where ``Q`` can be whitened without random numbers."""
+    def pools(self) -> Pools | None:
+        """What fits all ``Q`` at once, where they are inverse-free."""
         groups = [stack.group for stack in self.stacks]
         free = [group for group in groups if isinstance(group, InverseFree)]
-        return Whitener(free) if len(free) == len(groups) else None
+        return Pools(free) if len(free) == len(groups) else None
 
     @cached_property
     def matrices(self) -> list[NearSymmetric]:

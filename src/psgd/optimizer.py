@@ -16,7 +16,7 @@ from .criteria import Criterion, c3
 from .fleet import Direction, Fleet, Heading
 from .groups import Kronecker, Structure
 from .groups.inverse_free import ALL_CHORES, Chores, InverseFree
-from .groups.whitener import Whitener
+from .groups.pools import Pools
 from .noise import Noise, mix
 from .normalize import Normalization
 from .probes import Evaluation, FiniteDifference, Probe, Whitening
@@ -25,6 +25,7 @@ from .recorded import RecordedOptimizer
 from .replay import at_once
 from .stacks import Stack, per_block
 from .state import Whole
+from .tangent import Tangent
 from .team import aligned, local, local_of, several_ranks
 from .undo import Gradients
 
@@ -182,9 +183,9 @@ class PSGD(RecordedOptimizer):
             for observe in self.observers:
                 observe(int(self._clock), evaluation, grads)
             fleets, partial = self._fleets(grads)
+            chores = self._chores() if moved else ALL_CHORES
             for fleet in fleets:
-                for stack in fleet.stacks:
-                    self._fit(stack, evaluation.pairs, ok[fleet.device])
+                self._fit(fleet, evaluation.pairs, ok[fleet.device], chores)
                 fleet.average_(grads, fleet.number(self.param_groups, "momentum"), ok[fleet.device])
 
             def advance(groups: Sequence[Mapping[str, Any]], ok: usable.Flags) -> None:
@@ -195,7 +196,6 @@ class PSGD(RecordedOptimizer):
                     whole.put_back_(rows, part)
                 self._move(fleets, headings, grads, groups, ok)
 
-            chores = self._chores() if moved else ALL_CHORES
             if self._can_replay(fleets, moved) and not partial:
                 self._replay(fleets, (bool(moved), chores), advance, ok[fleets[0].device])
             else:
@@ -299,11 +299,11 @@ class PSGD(RecordedOptimizer):
         gs, weight = fleet.averages(grads)
         if isinstance(self.probe, Whitening) and moved:
             of_average = self.probe.of_average or weight is None
-            if all_due and fleet.whitener is not None and self.criterion is c3:
+            if all_due and fleet.pools is not None and self.criterion is c3:
                 whitened = gs if of_average else [stack.pack(grads) for stack in fleet.stacks]
                 dtype = fleet.stacks[0].like.dtype
                 buffer, outs = fleet.room() if of_average else (None, None)
-                result, length = fleet.whitener.whiten_(
+                result, length = fleet.pools.whiten_(
                     [g.to(dtype) for g in whitened],
                     fleet.number(self.param_groups, "precond_lr"),
                     self.probe.relative_damping(dtype) * chores.damping,
@@ -334,19 +334,33 @@ class PSGD(RecordedOptimizer):
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         return ALL_CHORES if capturing else Chores.of(mix(int(self._clock)))
 
-    def _fit(self, whole: Stack, pairs: dict[int, tuple[Tensor, Tensor]], ok: Tensor) -> None:
+    def _fit(self, fleet: Fleet, pairs: dict[int, tuple[Tensor, Tensor]], ok: Tensor, chores: Chores) -> None:
         """Update ``Q`` of the blocks with new pairs."""
-        fitted = whole.having(pairs) if pairs else []
-        if not fitted:
+        chosen = [(stack, rows) for stack in fleet.stacks if pairs and (rows := stack.having(pairs))]
+        if not chosen:
             return
-        stack = whole.select(fitted)
+        parts = [stack.select(rows) for stack, rows in chosen]
+        fitted = fleet if parts == fleet.stacks else self._by_device(parts)[0]
+        lr = fitted.number(self.param_groups, "precond_lr")
+        measured = (self._measured(stack, pairs) for stack in fitted.stacks)
+        if fitted.pools is None:
+            for stack, rate, pair in zip(fitted.stacks, fitted.split(lr), measured, strict=True):
+                self._descend(stack, rate, pair, ok)
+        else:
+            found = (self._tangent(stack, pair) for stack, pair in zip(fitted.stacks, measured, strict=True))
+            tangents, informative = map(list, zip(*found, strict=True))
+            fitted.pools.descend_(tangents, lr, ok & torch.cat(informative), chores.tidy)
+        for (stack, rows), part in zip(chosen, parts, strict=True):
+            stack.put_back_(rows, part)
+
+    def _measured(self, stack: Stack, pairs: dict[int, tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """``[δθ, δg]`` of a stack, taken from the pairs of the parameters."""
         measured = {i: list(pairs.pop(i)) for i in stack.params() if i in pairs}
         # Lists that are emptied: a pair is as large as the parameters, and nobody else needs it.
         pair = [stack.pack({i: halves.pop(0) for i, halves in measured.items()}) for _ in range(2)]
         if (sign := self._signs(stack)) is not None:
             pair[1] = pair[1] * per_block(sign, pair[1])
-        self._descend(stack, pair, ok)
-        whole.put_back_(fitted, stack)
+        return pair
 
     def _whiten(self, whole: Stack, fitted: Sequence[int], g: Tensor, noise: Draw, ok: Tensor) -> None:
         """Update ``Q`` of some blocks of a stack from the gradients of all."""
@@ -356,21 +370,25 @@ class PSGD(RecordedOptimizer):
         if isinstance(stack.group, InverseFree) and self.criterion is c3:
             dtype = stack.like.dtype
             lr = self._numbers(stack, "precond_lr")
-            Whitener([stack.group]).whiten_([g.to(dtype)], lr, self.probe.relative_damping(dtype), ok)
+            Pools([stack.group]).whiten_([g.to(dtype)], lr, self.probe.relative_damping(dtype), ok)
         else:
             if (sign := self._signs(stack)) is not None:
                 g = g * per_block(sign, g)
-            self._descend(stack, [stack.pack({i: noise(i) for i in stack.params()}), g], ok)
+            pair = [stack.pack({i: noise(i) for i in stack.params()}), g]
+            self._descend(stack, self._numbers(stack, "precond_lr"), pair, ok)
         whole.put_back_(fitted, stack)
 
-    def _descend(self, stack: Stack, pair: list[Tensor], ok: Tensor) -> None:
-        """Move ``Q`` one step along what the ``pair [δθ, δg]`` says, and empty that list."""
+    def _descend(self, stack: Stack, lr: float | Tensor, pair: list[Tensor], ok: Tensor) -> None:
+        """Move ``Q`` one step along what the pair says."""
+        tangent, informative = self._tangent(stack, pair)
+        stack.group.descend_(tangent, lr, self.normalize, ok & informative)
+
+    def _tangent(self, stack: Stack, pair: list[Tensor]) -> tuple[Tangent, Tensor]:
+        """What the ``pair [δθ, δg]`` says of ``Q``, and for each block whether it says anything; empties that list."""
         pair[1], informative = self.probe.damp(*pair)
         dtype = stack.like.dtype
         # Popped, they belong to the criterion alone, which lets go of each as soon as it is done with it.
-        tangent = self.criterion(stack.group, pair.pop(0).to(dtype), pair.pop(0).to(dtype))
-        lr = self._numbers(stack, "precond_lr")
-        stack.group.descend_(tangent, lr, self.normalize, ok & informative)
+        return self.criterion(stack.group, pair.pop(0).to(dtype), pair.pop(0).to(dtype)), informative
 
     def _move(
         self,

@@ -15,7 +15,7 @@ from psgd import PSGD, Dense, Diagonal, Kronecker, LimitedMemory, LowRank, White
 from psgd.groups import Group
 from psgd.groups.diagonal import DiagonalFactor
 from psgd.groups.inverse_free import KINDS, Chores
-from psgd.groups.whitener import Whitener
+from psgd.groups.pools import Pools
 
 from ..cases import Case, cases
 
@@ -67,11 +67,11 @@ def test_large_blocks_as_on_a_gpu(structure):
 @pytest.mark.parametrize("max_dense", [2048, 20, 6, 0])
 def test_whitening(shape, max_dense):
     group = Kronecker(max_dense).init(shape, batch=2, dtype=torch.float32, device="cpu")
-    whitener = Whitener([group])
+    pools = Pools([group])
     g = torch.randn(2, *shape)
     each = []
     for chores in map(Chores.of, range(KINDS)):
-        update = partial(whitener.whiten_, damping=1e-3 * chores.damping, usable=torch.tensor(True), tidy=chores.tidy)
+        update = partial(pools.whiten_, damping=1e-3 * chores.damping, usable=torch.tensor(True), tidy=chores.tidy)
         each.append(counted(lambda update=update: update([g], 0.1)) / 2)
     assert products(group) == sum(each) / KINDS
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import Kronecker, c3
 from ..experiments.figure import Table
-from ..groups.inverse_free import norm_
+from ..groups.near_symmetric import norm_
 from .benchmark import Benchmark, Plan
 from .charts import BASELINE, OURS, THEIRS, number, plain
 from .isolate import Outcome, Row, SkippedError, Task

@@ -10,7 +10,8 @@ import torch
 
 from .base import Factor, Group, Structure
 from .diagonal import DiagonalFactor
-from .inverse_free import InverseFree, NearSymmetric
+from .inverse_free import InverseFree
+from .near_symmetric import NearSymmetric
 from .triangular import Triangular
 
 

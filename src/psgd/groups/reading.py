@@ -8,8 +8,8 @@ from torch import Tensor
 from ..tangent import largest
 from .base import Factor, Group
 from .diagonal import DiagonalFactor
-from .inverse_free import NearSymmetric
 from .low_rank import LowRankFactor
+from .near_symmetric import NearSymmetric
 
 #: up to these sizes singular values are found exactly, as on a CPU and elsewhere that takes no longer than estimates
 EXACT, EXACT_ELSEWHERE = 256, 32

@@ -1,4 +1,4 @@
-"""Whitening of many inverse-free groups at once: factors of one size are handled together, whatever blocks they are of.
+"""Fitting many inverse-free groups at once: factors of one size are handled together, whatever blocks they are of.
 
 A network has hundreds of factors and few sizes. Sums over the elements of a block are done group by group; what follows
 are products of n × n matrices, done for all factors of a size, and numbers for each factor, done for all factors.
@@ -10,17 +10,21 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..kernels import scaled, sent
 from ..replay import at_once
+from ..tangent import Tangent, largest
 from .axes import along, gram_, low_dtype, multiply_axes, product_
 from .base import Factor
 from .diagonal import DiagonalFactor
-from .inverse_free import InverseFree, NearSymmetric, move_, norm_, safe, turn_
+from .near_symmetric import NearSymmetric, move_, norm_, safe, turn_
+
+if TYPE_CHECKING:
+    from .inverse_free import InverseFree
 
 T = TypeVar("T")
 
@@ -67,8 +71,8 @@ class Pool:
         return M.diagonal(dim1=1, dim2=2) if self.dense else M
 
 
-class Whitener:
-    """Groups that are whitened together.
+class Pools:
+    """Groups that are fitted together.
 
     Args:
         groups: stacks of blocks on one device and with one dtype
@@ -90,7 +94,7 @@ class Whitener:
         #: of the numbers for each factor
         self.dtype = torch.promote_types(like.dtype, torch.float32)
 
-        counts = [len(_tensor(group.factors[0])) for group in self.groups]
+        counts = self.counts = [len(_tensor(group.factors[0])) for group in self.groups]
         numels = [math.prod(group.dims) for group in self.groups]
         starts = [sum(counts[:g]) for g in range(len(counts))]
         blocks, columns, sizes, firsts, most = [], [], [], [], []
@@ -117,6 +121,62 @@ class Whitener:
         #: sums over the factors of a block, with and without the factor itself
         self.sum = (self.block[:, None] == self.block).to(self.dtype)
         self.others = self.sum - torch.eye(len(blocks), dtype=self.dtype, device=like.device)
+
+    def descend_(self, tangents: list[Tangent], lr: float | Tensor, usable: Tensor, tidy: bool = True) -> None:
+        """``Q_i ← (I − lr / L · S_i) Q_i`` for every factor, where ``L`` bounds ``‖a aᵀ‖ + ‖b bᵀ‖`` and so ``‖S_i‖``.
+
+        As the size of the step is not normalised by ``S`` itself, it vanishes with ``S``: on a fixed Hessian ``Q``
+        converges. Criteria without such a difference are normalised by ``‖S_i‖``.
+
+        Args:
+            tangents: one for each group, which is used up; the list is emptied
+            lr: one number, or one for each of all blocks
+            usable: whether there is a step, of all blocks or of each
+            tidy: see ``whiten_``
+        """
+        for pool in self.pools:
+            pool.fetch()
+        is_difference = tangents[0].is_difference
+        sides = [_sides(tangent, group) for tangent, group in zip(tangents, self.groups, strict=True)]
+        tangents.clear()
+        # They will be squared: keep them within the range of the number format.
+        size = torch.maximum(*(torch.cat([largest(v) for v in side]) for side in zip(*sides, strict=True)))
+        fine = torch.isfinite(size) & (size > 0)
+        for pair, each in zip(sides, torch.where(fine, size, 1.0).split(self.counts), strict=True):
+            for v in pair:
+                v.div_(along(each, v))
+        usable = (usable & fine)[self.block]
+        overflown = [self._descend_along_(sides, is_difference, lr, usable, pool) for pool in self.pools]
+        if tidy:
+            self._tidy_(usable, torch.cat(overflown))
+        for pool in self.pools:
+            pool.put_back_()
+
+    def _descend_along_(
+        self,
+        sides: Sequence[tuple[Tensor, Tensor]],
+        is_difference: bool,
+        lr: float | Tensor,
+        usable: Tensor,
+        pool: Pool,
+    ) -> Tensor:
+        """Move the factors of a pool along ``S = p pᵀ − m mᵀ``; say where it overflows."""
+        dtype = pool.Q.dtype if pool.dense else self.dtype
+        squares = torch.empty((2, *pool.Q.shape), dtype=dtype, device=pool.Q.device)
+        for (g, axis), rows in pool.rows.items():
+            for k, v in enumerate(sides[g]):
+                gram_(v, axis, squares[k, rows])
+        if not pool.dense:
+            squares.square_()
+        bound = norm_(squares.flatten(0, 1))[0].view(2, -1).sum(0) if is_difference else None
+        S = squares[0].sub_(squares[1])
+        if bound is None:
+            bound, square = norm_(S)
+            bound.clamp_min_(torch.finfo(self.dtype).tiny)  # S may be zero
+            frobenius = square.sqrt_()
+        else:
+            frobenius = torch.linalg.vector_norm(S.flatten(1), dim=1, dtype=self.dtype)
+        return self._step_(pool, S, bound, frobenius, lr, usable, room=squares[1])
 
     def whiten_(
         self,
@@ -257,18 +317,36 @@ class Whitener:
         return torch.cat(self._at_once(self._length, shortest, sizes=shortest))
 
     def _descend_(self, lr: float | Tensor, usable: Tensor, pool: Pool, S: Tensor) -> Tensor:
-        """Move the factors of a pool; say where ``Q`` is so large that the tangent overflows. ``S`` is used up."""
-        columns, sizes, usable = (v[pool.span] for v in (self.columns, self.sizes, usable))
+        """Move the factors of a pool along ``S``, less what a whitened gradient has; say where it overflows."""
+        columns, sizes = self.columns[pool.span], self.sizes[pool.span]
+        norm, square = norm_(S)
+        frobenius = torch.addcmul(square, sizes, columns.square()).sqrt_()
+        pool.diagonal(S).sub_(columns[:, None])
+        return self._step_(pool, S, norm + columns, frobenius, lr, usable)
+
+    def _step_(
+        self,
+        pool: Pool,
+        S: Tensor,
+        bound: Tensor,
+        frobenius: Tensor,
+        lr: float | Tensor,
+        usable: Tensor,
+        room: Tensor | None = None,
+    ) -> Tensor:
+        """``Q ← Q − lr / bound · S Q``; ``S`` is used up, and there may be room for the product.
+
+        Returns:
+            where there is no step as the tangent overflows, so large is ``Q``
+        """
+        usable = usable[pool.span]
         if isinstance(lr, Tensor) and lr.ndim:
             lr = lr[self.block[pool.span]]
-        norm, square = norm_(S)
         # The second bound is safe whatever the first has missed: overshooting never stretches a direction of Q.
-        frobenius = torch.addcmul(square, sizes, columns.square()).sqrt_()
-        bound = torch.maximum(norm + columns, frobenius * safe(lr))
+        bound = torch.maximum(bound, frobenius * safe(lr))
         step = torch.where(usable & torch.isfinite(bound), lr / bound, 0.0)
-        pool.diagonal(S).sub_(columns[:, None])
         if pool.dense:
-            move_(pool.Q, S, step)
+            move_(pool.Q, S, step, room)
         else:
             pool.Q.mul_(1 - S.mul_(step[:, None]).masked_fill_((step == 0)[:, None], 0))
         return usable & ~torch.isfinite(bound)
@@ -307,3 +385,14 @@ def adjacent(parts: Sequence[Tensor]) -> Tensor | None:
 def _tensor(factor: Factor) -> Tensor:
     assert isinstance(factor, (NearSymmetric, DiagonalFactor))
     return factor.root if isinstance(factor, NearSymmetric) else factor.diag
+
+
+def _sides(tangent: Tangent, group: InverseFree) -> tuple[Tensor, Tensor]:
+    """``p`` and ``m`` with ``S ∝ p pᵀ − m mᵀ``, as the group sees them. The tangent is used up."""
+    x, y = (v.reshape(len(v), *group.dims) for v in (tangent.x, tangent.y))
+    if tangent.is_difference:
+        y.mul_(0.5)
+    else:
+        # x yᵀ + y xᵀ = (p pᵀ − m mᵀ) / 2 for p, m = x ± y, best conditioned where x and y are of one size
+        x, y = (v / along(largest(v).clamp_min(torch.finfo(v.dtype).tiny), v) for v in (x, y))
+    return x + y, y.sub_(x)

@@ -1,4 +1,4 @@
-"""Whitening of many groups at once, against dense matrices and sampled tangents."""
+"""Fitting many groups at once equals fitting each alone; whitening, against dense matrices and sampled tangents."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from psgd import Kronecker, c3
-from psgd.groups.inverse_free import InverseFree, NearSymmetric, safe
-from psgd.groups.whitener import Whitener, adjacent
+from psgd.criteria import Criterion
+from psgd.groups.inverse_free import InverseFree
+from psgd.groups.near_symmetric import NearSymmetric, safe
+from psgd.groups.pools import Pools, adjacent
 
-from .test_inverse_free import CASES, Case, cases, copies, flatten, moved, stuck, unfolded
+from ..cases import criteria
+from .test_inverse_free import CASES, Case, cases, copies, flatten, hessian, log_error, moved, stuck, unfolded
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 YES, NO = torch.tensor(True), torch.tensor(False)
@@ -26,7 +29,7 @@ def one_by_one(group: InverseFree) -> list[InverseFree]:
 
 
 def whiten_(group: InverseFree, g: Tensor, lr: float = 0.1, damping: float = 0.0, **options) -> tuple[Tensor, Tensor]:
-    (parts,), length = Whitener([group]).whiten_([g], lr, damping, options.pop("usable", YES), **options)
+    (parts,), length = Pools([group]).whiten_([g], lr, damping, options.pop("usable", YES), **options)
     return multiplied(*parts), length
 
 
@@ -44,7 +47,7 @@ def test_together_equals_each_alone(tidy: bool, weighted: bool):
     weight = torch.linspace(0.5, 2.0, count, dtype=torch.float64) if weighted else None
     alone = [group for stack in stacks for group in one_by_one(stack)]
     blocks = [block[None] for g in gs for block in g]
-    whitened, lengths = Whitener(stacks).whiten_(gs, lr, 0.1, YES, weight, tidy=tidy)
+    whitened, lengths = Pools(stacks).whiten_(gs, lr, 0.1, YES, weight, tidy=tidy)
     assert lengths.shape == (count,)
     results = [v[None] for parts in whitened for v in multiplied(*parts)]
     new = [group for stack in stacks for group in one_by_one(stack)]
@@ -56,6 +59,45 @@ def test_together_equals_each_alone(tidy: bool, weighted: bool):
         torch.testing.assert_close(lengths[i : i + 1], length, **EXACT)
         for ours, theirs in zip(copies(new[i]), copies(group), strict=True):
             torch.testing.assert_close(ours, theirs, **EXACT)
+
+
+@pytest.mark.parametrize("tidy", [False, True])
+@criteria
+def test_descending_together_equals_each_alone(criterion: Criterion, tidy: bool):
+    stacks = [case.group(batch=1 + i % 3, seed=i, asymmetry=0.05) for i, case in enumerate(FLEET)]
+    pairs = [case.vectors(2, batch=1 + i % 3, seed=10 + i) for i, case in enumerate(FLEET)]
+    count = sum(pair.shape[1] for pair in pairs)
+    lr = torch.linspace(0.05, 0.4, count, dtype=torch.float64)
+    usable = torch.arange(count) % 4 != 2
+    alone = [group for stack in stacks for group in one_by_one(stack)]
+    blocks = [pair[:, b : b + 1] for pair in pairs for b in range(pair.shape[1])]
+    tangents = [criterion(stack, *pair.clone()) for stack, pair in zip(stacks, pairs, strict=True)]
+    Pools(stacks).descend_(tangents, lr, usable, tidy)
+    assert not tangents
+    new = [group for stack in stacks for group in one_by_one(stack)]
+    for i, (group, pair) in enumerate(zip(alone, blocks, strict=True)):
+        before = copies(group)
+        if usable[i]:
+            Pools([group]).descend_([criterion(group, *pair.clone())], lr[i].item(), YES, tidy)
+            assert not any(map(torch.equal, before, copies(group)))
+        for ours, theirs in zip(copies(new[i]), copies(group), strict=True):
+            torch.testing.assert_close(ours, theirs, **(EXACT if usable[i] else {"rtol": 0.0, "atol": 0.0}))
+
+
+@pytest.mark.parametrize("case", [Case((6,)), Case((4, 3)), Case((3, 7), Kronecker(max_dense=3))], ids=str)
+def test_a_hessian_is_fitted_as_well_where_factors_are_rarely_tidy(case: Case):
+    errors = []
+    for rarely in (1, 8):
+        group = case.structure.init(case.shape, dtype=torch.float64, device="cpu")
+        H = 3 * hessian(group, 2.0)
+        pools, generator = Pools([group]), torch.Generator().manual_seed(5)
+        for step in range(400):
+            dtheta = torch.randn(1, *case.shape, generator=generator, dtype=torch.float64)
+            dgrad = (H @ dtheta.flatten()).view_as(dtheta)
+            pools.descend_([c3(group, dtheta, dgrad)], 0.1, YES, tidy=step % rarely == 0)
+        errors.append(log_error(group, H))
+    assert max(errors) < 1e-2
+    assert errors[1] < 3 * errors[0] + 1e-6
 
 
 def tangents(group: InverseFree, g: Tensor, variance: float) -> list[Tensor]:
@@ -259,28 +301,28 @@ def test_memory_makes_no_difference():
     joined = joined.bind(dict(zip(buffers, whole.split(2), strict=True)))
     results = []
     for group, copied in ((apart, True), (joined, False)):
-        whitener = Whitener([group])
-        assert [pool.copied for pool in whitener.pools] == [copied]
+        pools = Pools([group])
+        assert [pool.copied for pool in pools.pools] == [copied]
         if not copied:
-            assert whitener.pools[0].Q.data_ptr() == whole.data_ptr()
+            assert pools.pools[0].Q.data_ptr() == whole.data_ptr()
         for _ in range(3):
-            whitener.whiten_([g], 0.3, 0.1, YES)
+            pools.whiten_([g], 0.3, 0.1, YES)
         results.append(group.dense())
     assert torch.equal(*results)
     assert not torch.equal(results[0], case.group(batch=2, asymmetry=0.1).dense())
 
 
-def test_a_whitener_sees_what_others_did_to_its_groups():
+def test_pools_see_what_others_did_to_its_groups():
     """Also where factors are copied."""
     case = Case((4, 4))
     (g,) = case.vectors(1)
     group = case.group()
-    whitener = Whitener([group])
-    whitener.whiten_([g], 0.1, 0.0, YES)
+    pools = Pools([group])
+    pools.whiten_([g], 0.1, 0.0, YES)
     for factor in group.factors:
         factor.dense().mul_(2.0)
     fresh = group.bind({k: v.clone() for k, v in group.buffers().items()})
-    whitener.whiten_([g], 0.1, 0.0, YES)
+    pools.whiten_([g], 0.1, 0.0, YES)
     whiten_(fresh, g, 0.1, 0.0)
     torch.testing.assert_close(group.dense(), fresh.dense(), **EXACT)
 
@@ -310,7 +352,7 @@ def test_gradients_are_whitened(dtype: torch.dtype, condition: float, limit: flo
         U, _ = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64))
         L.append(1.3 * U * torch.logspace(0, math.log10(condition) / 2, n, dtype=torch.float64) @ U.mT)
     group = Kronecker().init(shape, dtype=dtype, device="cpu")
-    whitener = Whitener([group])
+    pools = Pools([group])
 
     def error() -> float:
         Q = group.dense()[0].double()
@@ -320,5 +362,5 @@ def test_gradients_are_whitened(dtype: torch.dtype, condition: float, limit: flo
     assert error() > 2 * limit
     for step in range(500):
         G = L[0] @ torch.randn(1, *shape, generator=generator, dtype=torch.float64) @ L[1]
-        whitener.whiten_([G.to(dtype)], 0.1 if step < 250 else 0.03, 1e-6, YES, tidy=step % 8 == 0)
+        pools.whiten_([G.to(dtype)], 0.1 if step < 250 else 0.03, 1e-6, YES, tidy=step % 8 == 0)
     assert error() < limit

@@ -114,6 +114,25 @@ def test_once_in_a_while_factors_are_turned_back_to_symmetry(schedule):
     assert max(skew) < 0.4
 
 
+@pytest.mark.parametrize("precond_lr", [0.3, 0.5, 0.9])
+@pytest.mark.parametrize("shape", [(8,), (4, 3)], ids=str)
+@pytest.mark.parametrize("seed", range(2))
+def test_however_long_its_steps_no_direction_of_q_is_lost(shape: tuple[int, ...], precond_lr: float, seed: int):
+    """What is far from symmetry moves ``P`` elsewhere: long steps are turned back at once."""
+    generator = torch.Generator().manual_seed(seed)
+    scales = torch.logspace(0, -1, 8)[:, None] if len(shape) == 1 else torch.logspace(0, -1, 12).view(shape)
+    turn, _ = torch.linalg.qr(torch.randn(shape[0], shape[0], generator=generator))
+    theta = torch.zeros(shape, requires_grad=True)
+    optimizer = PSGD([theta], lr=0.0, probe=Whitening(), momentum=0.0, precond_lr=precond_lr)
+    for _ in range(800):
+        g = torch.randn(shape[0], *(shape[1:] or (1,)), generator=generator)
+        theta.grad = (turn @ (g * scales)).view(shape)
+        optimizer.step()
+    for factor in optimizer.stacks[0].group.factors:
+        sizes = torch.linalg.svdvals(factor.dense()[0].double())
+        assert sizes.max() < 100 * sizes.min()
+
+
 @pytest.mark.parametrize("schedule", [{}, {"update_every": 2, "update_anneal": 10}], ids=str)
 @pytest.mark.parametrize("of_average", [False, True])
 @pytest.mark.parametrize("precond_dtype", [None, torch.bfloat16, torch.float64])

@@ -183,9 +183,8 @@ class PSGD(RecordedOptimizer):
             for observe in self.observers:
                 observe(int(self._clock), evaluation, grads)
             fleets, partial = self._fleets(grads)
-            chores = self._chores() if moved else ALL_CHORES
             for fleet in fleets:
-                self._fit(fleet, evaluation.pairs, ok[fleet.device], chores)
+                self._fit(fleet, evaluation.pairs, ok[fleet.device])
                 fleet.average_(grads, fleet.number(self.param_groups, "momentum"), ok[fleet.device])
 
             def advance(groups: Sequence[Mapping[str, Any]], ok: usable.Flags) -> None:
@@ -196,6 +195,7 @@ class PSGD(RecordedOptimizer):
                     whole.put_back_(rows, part)
                 self._move(fleets, headings, grads, groups, ok)
 
+            chores = self._chores() if moved else ALL_CHORES
             if self._can_replay(fleets, moved) and not partial:
                 self._replay(fleets, (bool(moved), chores), advance, ok[fleets[0].device])
             else:
@@ -332,9 +332,10 @@ class PSGD(RecordedOptimizer):
     def _chores(self) -> Chores:
         """A captured step may be the only one. Which others do what looks random, so that no schedule misses any."""
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        return ALL_CHORES if capturing else Chores.of(mix(int(self._clock)))
+        longest = max(group["precond_lr"] for group in self.param_groups)
+        return ALL_CHORES if capturing else Chores.of(mix(int(self._clock)), longest)
 
-    def _fit(self, fleet: Fleet, pairs: dict[int, tuple[Tensor, Tensor]], ok: Tensor, chores: Chores) -> None:
+    def _fit(self, fleet: Fleet, pairs: dict[int, tuple[Tensor, Tensor]], ok: Tensor) -> None:
         """Update ``Q`` of the blocks with new pairs."""
         chosen = [(stack, rows) for stack in fleet.stacks if pairs and (rows := stack.having(pairs))]
         if not chosen:
@@ -349,7 +350,7 @@ class PSGD(RecordedOptimizer):
         else:
             found = (self._tangent(stack, pair) for stack, pair in zip(fitted.stacks, measured, strict=True))
             tangents, informative = map(list, zip(*found, strict=True))
-            fitted.pools.descend_(tangents, lr, ok & torch.cat(informative), chores.tidy)
+            fitted.pools.descend_(tangents, lr, ok & torch.cat(informative))
         for (stack, rows), part in zip(chosen, parts, strict=True):
             stack.put_back_(rows, part)
 

@@ -70,7 +70,7 @@ def test_whitening(shape, max_dense):
     pools = Pools([group])
     g = torch.randn(2, *shape)
     each = []
-    for chores in map(Chores.of, range(KINDS)):
+    for chores in (Chores.of(number, 0.1) for number in range(KINDS)):
         update = partial(pools.whiten_, damping=1e-3 * chores.damping, usable=torch.tensor(True), tidy=chores.tidy)
         each.append(counted(lambda update=update: update([g], 0.1)) / 2)
     assert products(group) == sum(each) / KINDS

@@ -445,6 +445,29 @@ def test_a_missed_norm_stretches_no_direction(m: int, lr: float):
         assert spectral(group) <= torch.linalg.matrix_norm(before.double(), 2) * (1 + 1e-5)
 
 
+def test_a_tangent_whose_square_underflows_moves_nothing_far():
+    """Rows that dominate and are orthogonal leave nothing of ``S`` but a number whose square is zero."""
+    x, y = torch.zeros(2, 1, 2, 3)
+    x[0, 0, 0] = y[0, 0, 1] = 1
+    x[0, 1, 2] = y[0, 1, 2] = 1e-13
+    group = Kronecker().init((2, 3), dtype=torch.float32, device="cpu")
+    group.descend_(Tangent(x, y), 0.1)
+    assert torch.linalg.matrix_norm(group.dense()[0], 2) < 1.5
+
+
+@pytest.mark.parametrize("criterion", [c1, c3], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("seed", range(4))
+def test_long_steps_do_not_lose_a_direction(criterion: Criterion, seed: int):
+    """``Q`` must be turned back at every step: what one pair shows is a single direction."""
+    group = Kronecker().init((8,), dtype=torch.float64, device="cpu")
+    H = hessian(group, 4.0, seed)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(500):
+        dtheta = torch.randn(1, 8, generator=generator, dtype=torch.float64)
+        group.descend_(criterion(group, dtheta.clone(), (H @ dtheta[0])[None]), 0.5 if criterion is c3 else 0.1)
+    assert log_error(group, H) < 6
+
+
 @pytest.mark.parametrize("lr", [0.5, 0.99])
 @pytest.mark.parametrize("m", [2, 9, 100])
 def test_spikes_that_hide_from_the_norm_do_no_harm(m: int, lr: float):

@@ -19,6 +19,8 @@ from .pools import Pools
 
 #: Of so many updates of ``Q`` each is of one kind, see ``Chores``.
 KINDS = 8
+#: The longest steps, relative to the tangent, that ``Q`` need not be turned back from at once. Some of 0.5 are too long.
+SHORT = 0.3
 
 
 class Chores(NamedTuple):
@@ -30,10 +32,13 @@ class Chores(NamedTuple):
     damping: float
 
     @classmethod
-    def of(cls, number: int) -> Chores:
-        """One of ``KINDS`` updates tidies up, and every second one has twice the variance of the damping."""
+    def of(cls, number: int, lr: float) -> Chores:
+        """One of ``KINDS`` updates tidies up, and every second one has twice the variance of the damping.
+
+        All tidy up where their steps are longer than ``SHORT``: a ``Q`` far from symmetry loses directions for good.
+        """
         kind = number % KINDS
-        return cls(tidy=kind == 0, damping=2**0.5 * (kind % 2))
+        return cls(tidy=kind == 0 or lr > SHORT, damping=2**0.5 * (kind % 2))
 
 
 #: of an update that may be the only one
@@ -77,10 +82,6 @@ class InverseFree(Group):
         v = multiply_axes(matrices, g.reshape(g.shape[0], *self.dims), out)
         return v, None if self.long is None else along(self.factors[self.long].P(), v, self.long)
 
-    @cached_property
-    def _pools(self) -> Pools:
-        return Pools([self])
-
     def descend_(
         self,
         tangent: Tangent,
@@ -90,7 +91,7 @@ class InverseFree(Group):
     ) -> None:
         """See ``Pools.descend_``, which does it for many groups at once."""
         everywhere = torch.ones((), dtype=torch.bool, device=tangent.x.device)
-        self._pools.descend_([tangent], lr, everywhere if usable is None else usable)
+        Pools([self]).descend_([tangent], lr, everywhere if usable is None else usable)
 
     def flops(self, update_every: int = 1) -> list[float]:
         """For each factor what a step of one block takes on average where ``Pools`` whitens it, with c3.

@@ -122,23 +122,30 @@ class Pools:
         self.sum = (self.block[:, None] == self.block).to(self.dtype)
         self.others = self.sum - torch.eye(len(blocks), dtype=self.dtype, device=like.device)
 
-    def descend_(self, tangents: list[Tangent], lr: float | Tensor, usable: Tensor, tidy: bool = True) -> None:
+    def descend_(self, tangents: list[Tangent], lr: float | Tensor, usable: Tensor) -> None:
         """``Q_i ← (I − lr / L · S_i) Q_i`` for every factor, where ``L`` bounds ``‖a aᵀ‖ + ‖b bᵀ‖`` and so ``‖S_i‖``.
 
         As the size of the step is not normalised by ``S`` itself, it vanishes with ``S``: on a fixed Hessian ``Q``
         converges. Criteria without such a difference are normalised by ``‖S_i‖``.
 
+        ``Q`` is turned back to symmetry every time: a pair shows a factor one direction, and where many steps in such
+        directions have turned ``Q``, the next one moves ``P`` elsewhere.
+
         Args:
             tangents: one for each group, which is used up; the list is emptied
             lr: one number, or one for each of all blocks
             usable: whether there is a step, of all blocks or of each
-            tidy: see ``whiten_``
         """
+        is_difference = tangents[0].is_difference
+        if any(tangent.is_difference != is_difference for tangent in tangents):
+            rates = lr.split(self.counts) if isinstance(lr, Tensor) and lr.ndim else [lr] * len(tangents)
+            each = usable.expand(sum(self.counts)).split(self.counts)
+            for group, rate, flags in zip(self.groups, rates, each, strict=True):
+                Pools([group]).descend_([tangents.pop(0)], rate, flags)
+            return
         for pool in self.pools:
             pool.fetch()
-        is_difference = tangents[0].is_difference
-        sides = [_sides(tangent, group) for tangent, group in zip(tangents, self.groups, strict=True)]
-        tangents.clear()
+        sides = [_sides(tangents.pop(0), group) for group in self.groups]
         # They will be squared: keep them within the range of the number format.
         size = torch.maximum(*(torch.cat([largest(v) for v in side]) for side in zip(*sides, strict=True)))
         fine = torch.isfinite(size) & (size > 0)
@@ -146,9 +153,9 @@ class Pools:
             for v in pair:
                 v.div_(along(each, v))
         usable = (usable & fine)[self.block]
-        overflown = [self._descend_along_(sides, is_difference, lr, usable, pool) for pool in self.pools]
-        if tidy:
-            self._tidy_(usable, torch.cat(overflown))
+        for pool in self.pools:
+            self._descend_along_(sides, is_difference, lr, usable, pool)
+        self._tidy_(usable)
         for pool in self.pools:
             pool.put_back_()
 
@@ -159,8 +166,8 @@ class Pools:
         lr: float | Tensor,
         usable: Tensor,
         pool: Pool,
-    ) -> Tensor:
-        """Move the factors of a pool along ``S = p pᵀ − m mᵀ``; say where it overflows."""
+    ) -> None:
+        """Move the factors of a pool along ``S = p pᵀ − m mᵀ``."""
         dtype = pool.Q.dtype if pool.dense else self.dtype
         squares = torch.empty((2, *pool.Q.shape), dtype=dtype, device=pool.Q.device)
         for (g, axis), rows in pool.rows.items():
@@ -172,11 +179,11 @@ class Pools:
         S = squares[0].sub_(squares[1])
         if bound is None:
             bound, square = norm_(S)
-            bound.clamp_min_(torch.finfo(self.dtype).tiny)  # S may be zero
+            bound.masked_fill_(bound == 0, torch.inf)  # no step
             frobenius = square.sqrt_()
         else:
             frobenius = torch.linalg.vector_norm(S.flatten(1), dim=1, dtype=self.dtype)
-        return self._step_(pool, S, bound, frobenius, lr, usable, room=squares[1])
+        self._step_(pool, S, bound, frobenius, lr, usable, room=squares[1])
 
     def whiten_(
         self,
@@ -351,21 +358,24 @@ class Pools:
             pool.Q.mul_(1 - S.mul_(step[:, None]).masked_fill_((step == 0)[:, None], 0))
         return usable & ~torch.isfinite(bound)
 
-    def _tidy_(self, usable: Tensor, overflown: Tensor) -> None:
+    def _tidy_(self, usable: Tensor, overflown: Tensor | None = None) -> None:
         """Turn factors back to symmetry, and move scale between those of a block until all are of one size.
 
-        Where there was no step, they were tidy before. The scales are powers of two, as in ``Group``. What is over the
-        limit, or so large that there could be no step, is made smaller.
+        Only those with a step are. The scales are powers of two, as in ``Group``. What is over the limit, or so large
+        that there could be no step, is made smaller.
         """
         for pool in self.pools:
             if pool.dense:
                 turn_(pool.Q, usable[pool.span])
         sizes = torch.cat([pool.diagonal(pool.Q).amax(1).to(self.dtype) for pool in self.pools])
-        logs = sizes.clamp_min_(torch.finfo(self.dtype).tiny).log2_()
+        # What someone has put there need not be finite; it must not spread to other blocks, as zero times it would.
+        logs = sizes.nan_to_num_(nan=1.0, posinf=1.0).clamp_min_(torch.finfo(self.dtype).tiny).log2_()
         powers = torch.where(usable, ((self.sum @ logs) / self.sum.sum(1) - logs).round_(), 0.0)
         powers.sub_(self.first * (self.sum @ powers))
         powers.sub_((logs + powers - self.most).clamp_min_(0).ceil_())
-        scales = powers.sub_(8 * overflown).exp2_()
+        if overflown is not None:
+            powers.sub_(8 * overflown)
+        scales = powers.exp2_()
         for pool in self.pools:
             pool.Q.mul_(along(scales[pool.span].to(pool.Q.dtype), pool.Q))
 

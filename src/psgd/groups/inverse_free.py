@@ -19,7 +19,7 @@ from .pools import Pools
 
 #: Of so many updates of ``Q`` each is of one kind, see ``Chores``.
 KINDS = 8
-#: The longest steps, relative to the tangent, that ``Q`` need not be turned back from at once. Some of 0.5 are too long.
+#: The longest steps, relative to the tangent, that ``Q`` need not be turned back from at once: some of 0.5 are too long
 SHORT = 0.3
 
 

@@ -154,12 +154,12 @@ class Pools:
                 v.div_(along(each, v))
         usable = (usable & fine)[self.block]
         for pool in self.pools:
-            self._descend_along_(sides, is_difference, lr, usable, pool)
+            self._descend_pairs_(sides, is_difference, lr, usable, pool)
         self._tidy_(usable)
         for pool in self.pools:
             pool.put_back_()
 
-    def _descend_along_(
+    def _descend_pairs_(
         self,
         sides: Sequence[tuple[Tensor, Tensor]],
         is_difference: bool,
@@ -228,7 +228,7 @@ class Pools:
             self._at_once(partial(self._damp_, variance), self.pools, Ps, tangents, sizes=Ps)
         Ps.clear()  # as large as the tangents: gone before more is needed
         length = self._see_(whitened, tangents, add=damping > 0)
-        descend_ = partial(self._descend_, lr, usable)
+        descend_ = partial(self._descend_white_, lr, usable)
         overflown = torch.cat(self._at_once(descend_, self.pools, tangents, sizes=tangents))
         tangents.clear()
         if tidy:
@@ -323,7 +323,7 @@ class Pools:
         ]
         return torch.cat(self._at_once(self._length, shortest, sizes=shortest))
 
-    def _descend_(self, lr: float | Tensor, usable: Tensor, pool: Pool, S: Tensor) -> Tensor:
+    def _descend_white_(self, lr: float | Tensor, usable: Tensor, pool: Pool, S: Tensor) -> Tensor:
         """Move the factors of a pool along ``S``, less what a whitened gradient has; say where it overflows."""
         columns, sizes = self.columns[pool.span], self.sizes[pool.span]
         norm, square = norm_(S)

@@ -85,7 +85,7 @@ def test_descending_together_equals_each_alone(criterion: Criterion):
             torch.testing.assert_close(ours, theirs, **(EXACT if usable[i] else {"rtol": 0.0, "atol": 0.0}))
 
 
-@pytest.mark.parametrize("order", [(c2, c3), (c3, c2)], ids=str)
+@pytest.mark.parametrize("order", [(c2, c3), (c3, c2)], ids=["c2 c3", "c3 c2"])
 def test_groups_may_have_tangents_of_different_kinds(order: tuple[Criterion, Criterion]):
     stacks = [case.group(seed=i) for i, case in enumerate(FLEET[:2])]
     pairs = [case.vectors(2, seed=10 + i) for i, case in enumerate(FLEET[:2])]
@@ -108,7 +108,9 @@ def test_a_q_that_is_not_finite_does_not_spread(bad: float):
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 3), (4, 4)])
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda group: pickle.loads(pickle.dumps(group))])
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda group: pickle.loads(pickle.dumps(group))], ids=["deep", "pickle"]
+)
 def test_a_copy_of_a_group_moves_as_the_group_does(shape: tuple[int, ...], duplicate):
     case = Case(shape)
     group, (dtheta, dgrad) = case.group(), case.vectors(2)

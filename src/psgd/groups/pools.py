@@ -175,14 +175,15 @@ class Pools:
                 gram_(v, axis, squares[k, rows])
         if not pool.dense:
             squares.square_()
-        bound = norm_(squares.flatten(0, 1))[0].view(2, -1).sum(0) if is_difference else None
-        S = squares[0].sub_(squares[1])
-        if bound is None:
+        if is_difference:
+            bound = norm_(squares.flatten(0, 1))[0].view(2, -1).sum(0)
+            S = squares[0].sub_(squares[1])
+            frobenius = torch.linalg.vector_norm(S.flatten(1), dim=1, dtype=self.dtype)
+        else:
+            S = squares[0].sub_(squares[1])
             bound, square = norm_(S)
             bound.masked_fill_(bound == 0, torch.inf)  # no step
             frobenius = square.sqrt_()
-        else:
-            frobenius = torch.linalg.vector_norm(S.flatten(1), dim=1, dtype=self.dtype)
         self._step_(pool, S, bound, frobenius, lr, usable, room=squares[1])
 
     def whiten_(

@@ -139,14 +139,16 @@ def test_finite_difference_does_not_wait_either():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_skipped_steps_and_device_step_sizes():
+@pytest.mark.parametrize("first", [3, 40], ids=["before they are recorded", "recorded"])
+def test_skipped_steps_and_device_step_sizes(first):
     model = model_on("cuda")
     lr = torch.tensor(0.05, device="cuda")
     optimizer = PSGD(model.parameters(), lr=lr, probe=Whitening(), momentum=0.5)
-    go(model, optimizer, 0, 3)
+    go(model, optimizer, 0, first)
     before = weights(model)
     for p in model.parameters():
-        p.grad = torch.full_like(p, torch.nan)
+        p.grad = torch.ones_like(p)
+    model[3].weight.grad[2, 3] = torch.nan
     optimizer.step()
     lr.fill_(torch.nan)
     for p in model.parameters():
@@ -226,7 +228,7 @@ def test_grad_scaler_and_half_precision():
 
 @pytest.mark.parametrize("probe", [Whitening(), FiniteDifference()], ids=lambda p: type(p).__name__)
 def test_peak_memory_of_a_step(probe):
-    """At most five times the parameters and twice the factors, beyond what there was."""
+    """At most five times the parameters and twice the factors, beyond what there was, and room for products."""
     model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(6)]).cuda()
     size = sum(p.nbytes for p in model.parameters())
     optimizer = PSGD(model.parameters(), lr=0.01, probe=probe, preconditioner=Kronecker())
@@ -244,7 +246,7 @@ def test_peak_memory_of_a_step(probe):
     before = torch.cuda.memory_allocated()
     optimizer.step(closure)
     factors = sum(stack.group.nbytes() for stack in optimizer.stacks)
-    assert torch.cuda.max_memory_allocated() - before <= 5.1 * size + 2 * factors
+    assert torch.cuda.max_memory_allocated() - before <= 5.1 * size + 2 * factors + 2**25
 
 
 @pytest.mark.parametrize("of_average", [False, True])
@@ -278,22 +280,24 @@ def test_a_captured_step_does_what_a_step_does(of_average, precond_dtype):
 
 @pytest.mark.parametrize("options", [{}, {"update_every": 3}, {"precond_dtype": torch.bfloat16}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_recorded_steps_are_steps(options, dtype):
+@pytest.mark.parametrize(
+    "probe", [Whitening(), Whitening(of_average=False), FiniteDifference(), HessianVector()], ids=repr
+)
+def test_recorded_steps_are_steps(options, dtype, probe):
     """Also while the step size changes, where a step is skipped, a parameter has no gradient, or memory moves."""
 
     def train(cuda_graph: bool) -> tuple[list[torch.Tensor], PSGD]:
         model = model_on("cuda", dtype)
-        optimizer = PSGD(
-            model.parameters(), lr=0.01, weight_decay=0.1, probe=Whitening(), cuda_graph=cuda_graph, **options
-        )
+        numbers = {"lr": 0.01, "weight_decay": 0.1, "max_rms": 1.1, **options}
+        optimizer = PSGD(model.parameters(), probe=probe, cuda_graph=cuda_graph, **numbers)
         go(model, optimizer, 0, 30)
         for step in range(30, 60):
             optimizer.param_groups[0]["lr"] = 0.01 / step
             go(model, optimizer, step, step + 1)
-        for p in model.parameters():
-            p.grad = torch.full_like(p, torch.nan)
-        optimizer.step()
-        go(model, optimizer, 60, 70)
+        optimizer.param_groups[0]["lr"] = torch.tensor(torch.nan, device="cuda")
+        go(model, optimizer, 60, 61)
+        optimizer.param_groups[0]["lr"] = 0.01
+        go(model, optimizer, 61, 70)
         model[0].bias.requires_grad_(False)
         model[0].bias.grad = None
         go(model, optimizer, 70, 80)
@@ -308,10 +312,10 @@ def test_recorded_steps_are_steps(options, dtype):
     recorded, optimizer = train(True)
     assert optimizer._whole is not None
     assert optimizer._whole.replays is not None
-    assert len(optimizer._whole.replays._graphs) > 1
+    assert optimizer._whole.replays._graphs
     plain, other = train(False)
     assert other._whole is not None
-    assert other._whole.replays is None
+    assert not other._whole.replays._graphs
     for mine, theirs in zip(recorded, plain, strict=True):
         assert torch.equal(mine, theirs)
     assert int(next(iter(optimizer.state.values()))["skipped"]) == 1

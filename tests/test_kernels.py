@@ -1,4 +1,4 @@
-"""Passes over all parameters: the same on every device, by kernels or without."""
+"""Passes over all factors: the same on every device, by kernels or without."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ BROADCASTS = [
     ((2, 64, 128), (2, 64, 1)),
     ((3, 100), (3, 100)),
     ((2, 3, 1), (2, 1, 1)),
+    ((2, 300, 257), (2, 300, 1)),
+    ((2, 5, 400), (2, 1, 400)),
+    ((2, 70, 5, 64), (2, 70, 1, 1)),
+    ((3, 128, 128), (3, 1, 1)),
 ]
 
 
@@ -79,49 +83,11 @@ def test_a_coarse_change_leaves_q_as_precise_as_it_is(device):
     torch.testing.assert_close(Q, expected)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("theta_dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("v_dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("odd", [False, True])
-def test_parameters_of_many_shapes_move_at_once(theta_dtype, v_dtype, odd):
-    shapes = [(5, 7), (5, 7), (9000,), (3, 4)] if odd else [(16, 32), (16, 32), (8192,), (16, 16)]
-    thetas = [on("cuda", *shape, dtype=theta_dtype, seed=k) for k, shape in enumerate(shapes)]
-    before = [theta.clone() for theta in thetas]
-    v, scale = on("cuda", 20000, dtype=v_dtype), on("cuda", 100, dtype=v_dtype, seed=1)
-    starts = [0, 35, 128, 9500] if odd else [0, 512, 1024, 9600]
-    rows, columns = shapes[0]
-    scales = [(1, rows, columns), (1 + rows, rows, columns), (0, 1, thetas[2].numel()), (50, shapes[3][1], 1)]
-    rate, decay = on("cuda", 4, seed=2), on("cuda", 4, seed=3)
-    table = kernels.Table(thetas, starts, scales)
-    table.subtract_(v, scale, rate, decay, torch.tensor(False, device="cuda"))
-    assert all(map(torch.equal, thetas, before))
-    table.subtract_(v, scale, rate, decay, torch.tensor(True, device="cuda"))
-    for b, (old, start, (first, n, after)) in enumerate(zip(before, starts, scales, strict=True)):
-        i = torch.arange(old.numel(), device="cuda")
-        direction = (v[start : start + old.numel()].double() * scale[first + (i // after) % n].double()).view_as(old)
-        expected = old.double() - rate[b].double() * direction - decay[b].double() * old.double()
-        torch.testing.assert_close(thetas[b], expected.to(theta_dtype))
-
-
-def test_without_triton_or_a_gpu_there_are_no_kernels(monkeypatch):
-    assert not kernels.ready(torch.device("cpu"))
-    monkeypatch.setattr(kernels, "triton", None)
-    assert not kernels.ready(torch.device("cuda"))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_where_nothing_can_be_compiled_torch_does_it(monkeypatch):
-    def fail(*_):
-        raise RuntimeError("no compiler")
-
-    device = torch.device("cuda", 0)
-    monkeypatch.setattr(kernels, "_compiling", {})
-    monkeypatch.setattr(kernels, "_failed", set())
-    monkeypatch.setattr(kernels, "_try_descend", fail)
-    kernels.prepare.cache_clear()
-    with pytest.warns(UserWarning, match=r"without Triton on cuda:0.*no compiler"):
-        assert not kernels.ready(device)
-    assert not kernels.ready(device)  # and says so once
-    v, scale = on("cuda", 2, 3, 4), on("cuda", 2, 3, 1, seed=1)
-    assert torch.equal(kernels.scaled(v, scale, torch.empty_like(v)), v * scale)
-    kernels.prepare.cache_clear()
+@devices
+@dtypes
+@pytest.mark.parametrize("n", [1, 3, 64, 70, 144])
+def test_asymmetry_is_what_the_transpose_lacks(device, dtype, n):
+    Q = on(device, 3, n, n, dtype=dtype)
+    R = kernels.asymmetry(Q)
+    assert torch.equal(R, Q - Q.mT)
+    assert torch.equal(kernels.asymmetry(Q.mT), Q.mT - Q)  # not contiguous

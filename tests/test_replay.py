@@ -1,36 +1,68 @@
 """Recorded steps are steps, whatever changes between them.
 
 Recording is emulated: operations are logged while they are done, and a replay does them again on the same tensors, as a
-CUDA graph does. So what a recording must not contain is found on a CPU too; ``test_cuda.py`` has the real thing.
+CUDA graph does. So what a recording must not contain is found on a CPU too; ``test_cuda.py`` has the real thing. So are
+the kernels of a table, which read and write what is at an address.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import ctypes
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 import psgd.fleet
 import psgd.recorded
-from psgd import PSGD, Monitor, Whitening
-from psgd.kernels import Table
+from psgd import PSGD, FiniteDifference, HessianVector, Monitor, Whitening, c2
+from psgd.addressed import Addresses
 from psgd.replay import MOST, Replays
+from psgd.table import Table
 
 
 class Log(TorchDispatchMode):
+    active: ClassVar[list[Log]] = []
+
     def __init__(self) -> None:
         super().__init__()
         self.done: list[tuple[Any, ...]] = []
+
+    def __enter__(self) -> Log:
+        self.active.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *args: Any) -> None:
+        self.active.pop()
+        super().__exit__(*args)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         self.done.append((function, args, kwargs or {}, result))
         return result
+
+
+def kernel(function: Callable[..., None]) -> Callable[..., None]:
+    """A function that is logged as one operation."""
+
+    @wraps(function)
+    def run(*args: Any) -> None:
+        for log in Log.active:
+            log.done.append((function, args, {}, None))
+        with _disable_current_modes():
+            function(*args)
+
+    return run
+
+
+def at(address: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    memory = (ctypes.c_char * (numel * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(memory, dtype=dtype)
 
 
 class Recording:
@@ -48,7 +80,7 @@ class Recording:
         with torch.autograd._unsafe_preserve_version_counter(tuple(written)):
             for function, args, kwargs, result in self.done:
                 again = function(*args, **kwargs)
-                if not any(r.alias_info is not None for r in function._schema.returns):
+                if result is not None and not any(r.alias_info is not None for r in function._schema.returns):
                     for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
                         if isinstance(old, torch.Tensor):
                             old.copy_(new)
@@ -70,27 +102,53 @@ class Emulated(Replays):
         self.count += key in self._graphs
 
 
+def blocks_of(table: Table) -> Iterator[list[int]]:
+    yield from table.blocks.tolist()
+
+
+@kernel
+def subtract_(
+    self: Table, v: torch.Tensor, scale: torch.Tensor, rate: torch.Tensor, decay: torch.Tensor, usable: torch.Tensor
+) -> None:
+    for b, (address, numel, start, first, n, after) in enumerate(blocks_of(self)):
+        theta, i = at(address, numel, self.dtype), torch.arange(numel)
+        step = v[start : start + numel] * scale[first : first + n][(i // after) % n] * rate[b] + theta * decay[b]
+        theta.copy_(torch.where(usable, theta - step, theta))
+
+
+@kernel
+def check_(self: Table, sources: Addresses, usable: torch.Tensor) -> None:
+    for address, (_, numel, *_) in zip(sources.place.tolist(), blocks_of(self), strict=True):
+        usable &= at(address, numel, self.dtype).isfinite().all()
+
+
+@kernel
+def gather(self: Table, sources: Addresses, out: torch.Tensor) -> None:
+    for address, (_, numel, start, *_) in zip(sources.place.tolist(), blocks_of(self), strict=True):
+        out[start : start + numel] = at(address, numel, self.dtype)
+
+
+@kernel
+def average_(
+    self: Table,
+    sources: Addresses,
+    means: Addresses,
+    dtype: torch.dtype,
+    weight: torch.Tensor,
+    usable: torch.Tensor,
+) -> None:
+    each = zip(sources.place.tolist(), means.place.tolist(), weight, blocks_of(self), strict=True)
+    for source, mean, w, (_, numel, *_) in each:
+        m = at(mean, numel, dtype)
+        m.copy_(torch.where(usable, torch.lerp(m, at(source, numel, self.dtype).to(dtype), w.to(dtype)), m))
+
+
 @pytest.fixture(autouse=True)
 def emulation(monkeypatch):
-    def aim(self, params):
-        thetas = [params[i] for stack in self.stacks for i in stack.positions]
-        if self.table is None or [t.data_ptr() for t in thetas] != self.table.pointers:
-            self.table = self._new_table(thetas)
-            if self.table is not None:
-                self.table.thetas = [t.detach().reshape(-1) for t in thetas]
-        return self.table
-
-    def subtract_(self, v, scale, rate, decay, usable):
-        for b, (theta, (_, numel, start, first, n, after)) in enumerate(
-            zip(self.thetas, self.blocks.tolist(), strict=True)
-        ):
-            i = torch.arange(numel)
-            step = v[start : start + numel] * scale[first : first + n][(i // after) % n] * rate[b] + theta * decay[b]
-            theta.copy_(torch.where(usable, theta - step, theta))
-
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(psgd.fleet.Fleet, "aim", aim)
-    monkeypatch.setattr(Table, "subtract_", subtract_)
+    monkeypatch.setattr(psgd.fleet, "ready", lambda device, kernel: True)
+    for function in (subtract_, check_, gather, average_):
+        monkeypatch.setattr(Table, function.__name__, function)
     monkeypatch.setattr(psgd.recorded, "Replays", Emulated)
 
 
@@ -137,7 +195,7 @@ def memory_moves(optimizer: PSGD, params: Params, step: int) -> None:
 
 def other_damping(optimizer: PSGD, params: Params, step: int) -> None:
     if step == 25:
-        optimizer.probe = Whitening(damping=0.5)
+        optimizer.probe = type(optimizer.probe)(damping=0.5)
 
 
 def other_numbers(optimizer: PSGD, params: Params, step: int) -> None:
@@ -179,25 +237,76 @@ CHANGES: list[Callable[[PSGD, Params, int], None]] = [
 ]
 
 
+#: those that change gradients do so whenever there are new ones
+OF_GRADIENTS = (bad_gradient, a_layer_of_its_own_shape_rests, never_used)
+PROBES = [Whitening(), Whitening(of_average=False), FiniteDifference(), HessianVector()]
+
+
+def trained(
+    probe: Any, change: Callable[[PSGD, Params, int], None], steps: int = 60, **options: Any
+) -> tuple[Params, PSGD]:
+    """By gradients ``r (1 + θ)`` with random ``r``, of a loss where the probe wants one."""
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in SHAPES]
+    optimizer = PSGD(params, lr=0.02, probe=probe, max_rms=1.1, **options)
+    for step in range(steps):
+
+        def slopes(step=step) -> list[torch.Tensor]:
+            generator = torch.Generator().manual_seed(step)
+            return [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in params]
+
+        def set_gradients(step=step, slopes=slopes) -> None:
+            for p, r in zip(params, slopes(), strict=True):
+                p.grad = r * (1 + p.detach())
+            if change in OF_GRADIENTS:
+                change(optimizer, params, step)
+
+        def loss(slopes=slopes) -> torch.Tensor:
+            return torch.stack([(r * (p + p.square() / 2)).sum() for p, r in zip(params, slopes(), strict=True)]).sum()
+
+        if change not in OF_GRADIENTS:
+            change(optimizer, params, step)
+        if isinstance(probe, Whitening):
+            set_gradients()
+            optimizer.step()
+        else:
+            optimizer.step(loss if isinstance(probe, HessianVector) else set_gradients)
+    return params, optimizer
+
+
+def trained_by_torch(*args: Any, **options: Any) -> Params:
+    """Without kernels, and so without recordings."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(psgd.fleet, "ready", lambda device, kernel: False)
+        params, optimizer = trained(*args, **options)
+        assert optimizer._whole is None or optimizer._whole.replays is None
+    return params
+
+
+def test_without_recordings_a_step_is_the_same_too():
+    recorded, _ = trained(Whitening(), nothing)
+    done, optimizer = trained(Whitening(), nothing, cuda_graph=False)
+    assert optimizer._whole is not None
+    assert not optimizer._whole.replays._graphs
+    assert all(map(torch.equal, recorded, done))
+
+
+def assert_same(recorded: Params, plain: Params, probe: Any) -> None:
+    """But for rounding, which a difference of gradients magnifies."""
+    for mine, theirs in zip(recorded, plain, strict=True):
+        tolerance = 1e-6 if isinstance(probe, FiniteDifference) or mine.dtype == torch.float32 else 1e-12
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("options", [{}, {"update_every": 3}, {"update_every": 4, "update_anneal": 20}], ids=str)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_recorded_steps_are_steps(change, options):
-    def train(cuda_graph: bool) -> tuple[Params, PSGD]:
-        torch.manual_seed(0)
-        params = [nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in SHAPES]
-        optimizer = PSGD(params, lr=0.02, probe=Whitening(), cuda_graph=cuda_graph, **options)
-        for step in range(60):
-            generator = torch.Generator().manual_seed(step)
-            for p in params:
-                p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype) * (1 + p.detach())
-            change(optimizer, params, step)
-            optimizer.step()
-        return params, optimizer
-
-    recorded, optimizer = train(True)
-    plain, _ = train(False)
-    for mine, theirs in zip(recorded, plain, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize("probe", PROBES, ids=repr)
+def test_recorded_steps_are_steps(probe, change, options):
+    if isinstance(probe, HessianVector) and change in OF_GRADIENTS:
+        pytest.skip("it finds gradients by itself")
+    recorded, optimizer = trained(probe, change, **options)
+    plain = trained_by_torch(probe, change, **options)
+    assert_same(recorded, plain, probe)
     if change is never_used:
         assert optimizer._whole is None
         return
@@ -207,6 +316,41 @@ def test_recorded_steps_are_steps(change, options):
     assert len(replays._seen) <= MOST
     if change is not schedule_of_another_number:
         assert replays.count > 10
+
+
+@pytest.mark.parametrize(
+    "options", [{"momentum": 0.0}, {"momentum": 0.5}, {"criterion": c2}], ids=["no momentum", "momentum", "c2"]
+)
+@pytest.mark.parametrize("probe", PROBES, ids=repr)
+def test_with_and_without_an_average(probe, options):
+    if isinstance(probe, Whitening) and "criterion" in options:
+        pytest.skip("draws random numbers")
+    recorded, optimizer = trained(probe, nothing, **options)
+    plain = trained_by_torch(probe, nothing, **options)
+    assert_same(recorded, plain, probe)
+    assert optimizer._whole is not None
+    assert optimizer._whole.replays.count > 30
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_that_kernels_cannot_read_are_used_anyway(dtype):
+    """Here transposed ones. Those of few bits are averaged in more."""
+    results = []
+    for transposed in (False, True):
+        torch.manual_seed(0)
+        params = [nn.Parameter(torch.randn(6, 6, dtype=dtype)), nn.Parameter(torch.randn(6, dtype=dtype))]
+        optimizer = PSGD(params, lr=0.02, probe=Whitening())
+        for step in range(20):
+            generator = torch.Generator().manual_seed(step)
+            for p in params:
+                grad = torch.randn(p.shape, generator=generator).to(dtype)
+                p.grad = grad.T.contiguous().T if transposed and step % 2 and grad.ndim > 1 else grad
+            optimizer.step()
+        assert optimizer._whole is not None
+        assert (optimizer._whole.replays.count > 10) != transposed
+        results.append(params)
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_recorded_steps_that_are_watched_are_the_same_steps():

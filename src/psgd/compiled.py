@@ -1,9 +1,15 @@
-"""Triton, which comes with torch for CUDA, or None."""
+"""Kernels that Triton compiles, where it is there: it comes with torch for CUDA."""
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from typing import Any
+
+import torch
 
 try:
     import triton
@@ -11,9 +17,85 @@ try:
 except ImportError:  # torch for CPUs comes without it
     triton = tl = None
 
-__all__ = ["jit", "tl", "triton"]
+__all__ = ["DTYPES", "jit", "prepare", "ready", "tl", "trial", "triton", "wide"]
+
+#: names of numbers that depend on shapes
+SIZES = ("numel", "n", "rows", "columns", "tiles")
+
+#: Triton's names
+DTYPES: dict[torch.dtype, Any] = (
+    {}
+    if triton is None
+    else {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+)
+
+#: Runs some kernels once, with ``Q`` of a dtype on a device, and estimates of another.
+Trial = Callable[[torch.device, torch.dtype, torch.dtype], None]
+
+_trials: list[tuple[str, Trial]] = []
+#: kernels that are being compiled, by device and name
+_compiling: dict[torch.device, dict[str, list[Future[None]]]] = {}
+#: devices where that has failed
+_failed: set[torch.device] = set()
 
 
 def jit(function: Callable[..., Any]) -> Any:
     """One kernel for all shapes, as compiling takes longer than many steps; nothing where there is no Triton."""
-    return None if triton is None else triton.jit(do_not_specialize=["numel", "n", "after"])(function)
+    if triton is None:
+        return None
+    parameters = inspect.signature(function).parameters.values()
+    variable = [p.name for p in parameters if p.name in SIZES and p.annotation is inspect.Parameter.empty]
+    return triton.jit(do_not_specialize=variable)(function)
+
+
+def trial(name: str) -> Callable[[Trial], Trial]:
+    """A function that has a kernel compiled, by calling it."""
+
+    def add(function: Trial) -> Trial:
+        _trials.append((name, function))
+        return function
+
+    return add
+
+
+@cache
+def prepare(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
+    """Begin to compile what a step needs, in the background: it takes seconds, once on a machine.
+
+    Args:
+        device: where
+        dtype: of ``Q``
+        low: of products that are only estimates
+    """
+    if triton is None or device.type != "cuda":
+        return
+    workers = ThreadPoolExecutor(len(_trials))
+    compiling = _compiling.setdefault(device, {})
+    for name, function in _trials:
+        compiling.setdefault(name, []).append(workers.submit(function, device, dtype, low))
+    workers.shutdown(wait=False)
+
+
+def ready(device: torch.device, kernel: str) -> bool:
+    """Whether there is a kernel for a device. Waits for it if it is being compiled, and not for others."""
+    if triton is None or device.type != "cuda":
+        return False
+    if device not in _compiling:
+        prepare(device, torch.float32, torch.float32)
+    futures = _compiling[device].get(kernel, [])
+    while futures:
+        if (error := futures.pop().exception()) is not None and device not in _failed:
+            _failed.add(device)
+            warnings.warn(f"PSGD does without Triton on {device}, which does not work there: {error}", stacklevel=2)
+    return device not in _failed
+
+
+def wide(*dtypes: torch.dtype) -> Any:
+    """What is computed in: float32, or float64 where that is among the dtypes."""
+    return tl.float64 if torch.float64 in dtypes else tl.float32
+
+
+@jit
+def multiple(numel, aligned: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The same number; if ``aligned``, the compiler sees that it is a multiple of 16, and handles as many at once."""
+    return numel // 16 * 16 if aligned else numel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -12,13 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import guarded, kernels
+from . import guarded
+from .addressed import Addressed, Addresses
+from .compiled import ready
 from .groups.inverse_free import InverseFree
 from .groups.near_symmetric import NearSymmetric
 from .groups.pools import Pools
-from .kernels import Table, sent
+from .kernels import MOST, sent
 from .real import real
 from .stacks import Stack, per_block
+from .table import Table
 
 
 @dataclass
@@ -99,6 +102,11 @@ class Fleet:
         return [f for stack in self.stacks for f in stack.group.factors if isinstance(f, NearSymmetric)]
 
     @cached_property
+    def positions(self) -> list[int]:
+        """Of all parameters."""
+        return [i for stack in self.stacks for i in stack.positions]
+
+    @cached_property
     def _starts(self) -> list[int]:
         """Where in a buffer the directions of each stack begin, and where the buffer ends."""
         sizes = [len(stack.blocks) * stack.blocks[0].numel for stack in self.stacks]
@@ -109,27 +117,46 @@ class Fleet:
         if self.table is None:
             return None, [None] * len(self.stacks)
         buffer = torch.empty(self._starts[-1], dtype=self.stacks[0].like.dtype, device=self.device)
-        parts: list[Tensor | None] = []
+        return buffer, [*self._parts(buffer)]
+
+    def _parts(self, buffer: Tensor) -> Iterator[Tensor]:
+        """The part of each stack."""
         for stack, start in zip(self.stacks, self._starts, strict=False):
             shape = (len(stack.blocks), *stack.group.dims)
-            parts.append(buffer[start : start + math.prod(shape)].view(shape))
-        return buffer, parts
+            yield buffer[start : start + math.prod(shape)].view(shape)
+
+    def pack(self, tensors: Mapping[int, Tensor] | Addressed) -> list[Tensor]:
+        """The blocks of the given parameters, stack by stack."""
+        if not isinstance(tensors, Addressed):
+            return [stack.pack(tensors) for stack in self.stacks]
+        assert self.table is not None
+        buffer = torch.empty(self._starts[-1], dtype=self.table.dtype, device=self.device)
+        self.table.gather(tensors.of[self], buffer)
+        parts = zip(self.stacks, self._parts(buffer), strict=True)
+        return [part.view(len(part), *stack.blocks[0].shape).to(self.dtype) for stack, part in parts]
 
     def aim(self, params: Sequence[Tensor]) -> Table | None:
         """What the kernel that moves all parameters needs, if it can; anew where they lie elsewhere now."""
-        if not kernels.ready(self.device):
+        if not all(ready(self.device, kernel) for kernel in Table.kernels):
             return None
-        thetas = [real(params[i]) for stack in self.stacks for i in stack.positions]
+        thetas = [real(params[i]) for i in self.positions]
         same = self.table is not None and [theta.data_ptr() for theta in thetas] == self.table.pointers
         if not same or not all(theta.is_contiguous() for theta in thetas):
             # While someone records a CUDA graph, nothing can be sent to the device.
             self.table = None if torch.cuda.is_current_stream_capturing() else self._new_table(thetas)
         return self.table
 
+    def can_read(self, tensors: Mapping[int, Tensor]) -> bool:
+        """Whether kernels can: numbers of the table's dtype, as they are, in the order of the parameter's."""
+        assert self.table is not None
+        dtype = self.table.dtype
+        each = [tensors[i] for i in self.positions]
+        return all(t.dtype == dtype and t.is_contiguous() and not t.is_neg() for t in each)
+
     def _new_table(self, thetas: Sequence[Tensor]) -> Table | None:
         free = all(isinstance(stack.group, InverseFree) and stack.plain for stack in self.stacks)
         alike = {(theta.device, theta.dtype, theta.is_contiguous()) for theta in thetas}
-        small = all(theta.numel() < kernels.MOST for theta in thetas)
+        small = all(theta.numel() < MOST for theta in thetas)
         if not (free and small and alike == {(self.device, thetas[0].dtype, True)}):
             return None
         starts, scales, used = [], [], 1  # the first scale is one
@@ -188,8 +215,11 @@ class Fleet:
             return list(each.split(self.counts))
         return [each] * len(self.stacks)
 
-    def average_(self, grads: Mapping[int, Tensor], momentum: float | Tensor, usable: Tensor) -> None:
+    def average_(self, grads: Mapping[int, Tensor] | Addressed, momentum: float | Tensor, usable: Tensor) -> None:
         """Take gradients into the averages of the stacks that have one."""
+        if isinstance(grads, Addressed):
+            self._average_addressed_(grads.of[self], momentum, usable)
+            return
         fused: tuple[list[Tensor], list[Tensor]] = ([], [])
         for stack, decay in zip(self.stacks, self.split(momentum), strict=True):
             if not stack.average:
@@ -208,14 +238,42 @@ class Fleet:
             assert not isinstance(momentum, Tensor)
             guarded.average_(*fused, 1 - momentum, usable)
 
-    def averages(self, grads: Mapping[int, Tensor]) -> tuple[list[Tensor], Tensor | None]:
+    @property
+    def alike(self) -> bool:
+        """Whether the gradients of all blocks are averaged, or those of none."""
+        return len({bool(stack.average) for stack in self.stacks}) == 1
+
+    @cached_property
+    def _means(self) -> Addresses:
+        """Of the averages."""
+        return Addresses(len(self.positions), self.device)
+
+    def aim_at_averages(self) -> None:
+        """Find them, where all blocks have one, before a recording needs to know where they are."""
+        if self.stacks[0].average:
+            means = [stack.average["momentum"] for stack in self.stacks]
+            rows = [(mean.data_ptr(), mean.nbytes, mean.nbytes // len(mean)) for mean in means]
+            self._means.point([start + offset for start, end, size in rows for offset in range(0, end, size)])
+
+    def _average_addressed_(self, grads: Addresses, momentum: float | Tensor, usable: Tensor) -> None:
+        if not self.stacks[0].average:
+            return
+        assert self.table is not None
+        rest = 1 - momentum * torch.ones_like(self.numel)
+        self.table.average_(grads, self._means, self.dtype, rest, usable)
+        each = [stack.average["momentum_weight"] for stack in self.stacks]
+        weights = torch.cat(each)
+        new = torch.where(usable, torch.lerp(weights, torch.ones_like(weights), rest), weights)
+        torch._foreach_copy_(each, list(new.split(self.counts)))
+
+    def averages(self, grads: Mapping[int, Tensor] | Addressed) -> tuple[list[Tensor], Tensor | None]:
         """The averages of the stacks, or the gradients themselves; and for each block what divides them.
 
         That is the sum of the weights of an average, so that it is unbiased from the first step on.
         """
-        gs = [stack.average["momentum"] if stack.average else stack.pack(grads) for stack in self.stacks]
         if not any(stack.average for stack in self.stacks):
-            return gs, None
+            return self.pack(grads), None
+        gs = [stack.average["momentum"] if stack.average else self._pack(stack, grads) for stack in self.stacks]
         weights = [
             stack.average["momentum_weight"] if stack.average else self._ones[: len(stack.blocks)]
             for stack in self.stacks
@@ -223,14 +281,13 @@ class Fleet:
         # Before the first usable gradient both are zero.
         return gs, torch.cat(weights).clamp_min_(torch.finfo(self.dtype).tiny)
 
+    def _pack(self, stack: Stack, grads: Mapping[int, Tensor] | Addressed) -> Tensor:
+        assert not isinstance(grads, Addressed)  # see `alike`
+        return stack.pack(grads)
+
     def nbytes(self) -> int:
         """Of what is kept for the blocks."""
         return sum(buffer.nbytes for stack in self.stacks for buffer in stack.buffers().values())
-
-    @property
-    def averaging(self) -> bool:
-        """Whether the gradients of all blocks are averaged."""
-        return all(stack.average for stack in self.stacks)
 
     def shorter(self, groups: Sequence[Mapping[str, Any]], length: Tensor) -> Tensor:
         """How much preconditioned gradients of some length have to be shortened for ``max_rms``."""

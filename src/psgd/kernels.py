@@ -1,74 +1,28 @@
-"""Passes over all parameters, or all factors, for which torch has no kernel that runs at the speed of memory.
+"""Passes over all factors, for which torch has no kernel that runs at the speed of memory.
 
-Where Triton is there, which comes with torch for CUDA; everywhere else the same in torch's own operations.
+Where Triton is there; everywhere else the same in torch's own operations.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .compiled import jit, tl, triton
+from .compiled import jit, multiple, ready, tl, trial, triton, wide
 
 #: elements that one program handles
 CHUNK = 4096
+#: rows of the square that one program handles where matrices are transposed
+TILE = 64
 #: positions within a block are 32-bit numbers
 MOST = 2**31 - CHUNK
 
 
-_DTYPES = (
-    {}
-    if triton is None
-    else {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-)
-
-
-#: kernels that are being compiled, by device
-_compiling: dict[torch.device, list[Future[None]]] = {}
-#: devices where that has failed
-_failed: set[torch.device] = set()
-
-
-@cache
-def prepare(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
-    """Begin to compile what a step needs, in the background: it takes seconds, once on a machine.
-
-    Args:
-        device: where
-        dtype: of ``Q``
-        low: of products that are only estimates
-    """
-    if triton is None or device.type != "cuda":
-        return
-    workers = ThreadPoolExecutor(3)
-    trials = [workers.submit(trial, device, dtype, low) for trial in (_try_scaled, _try_descend, _try_subtract)]
-    workers.shutdown(wait=False)
-    _compiling.setdefault(device, []).extend(trials)
-
-
-def ready(device: torch.device) -> bool:
-    """Whether there are kernels for a device. Waits for those that are being compiled."""
-    if triton is None or device.type != "cuda":
-        return False
-    if device not in _compiling:
-        prepare(device, torch.float32, torch.float32)
-    while trials := _compiling[device]:
-        if (error := trials.pop().exception()) is not None and device not in _failed:
-            _failed.add(device)
-            warnings.warn(f"PSGD does without Triton on {device}, which does not work there: {error}", stacklevel=2)
-    return device not in _failed
-
-
-def _aligned(numel: int, *tensors: Tensor) -> bool:
-    """Whether every block of the arrays begins where 16 bytes can be read at once."""
-    return numel % 16 == 0 and all(t.data_ptr() % 16 == 0 for t in tensors)
+def _aligned(*sizes_and_tensors: int | Tensor) -> bool:
+    """Whether 16 bytes can be read at once: all sizes are whole multiples of 16, and all tensors begin at one."""
+    return all((x.data_ptr() if isinstance(x, Tensor) else x) % 16 == 0 for x in sizes_and_tensors)
 
 
 def scaled(v: Tensor, scale: Tensor, out: Tensor) -> Tensor:
@@ -79,51 +33,72 @@ def scaled(v: Tensor, scale: Tensor, out: Tensor) -> Tensor:
         scale: ``B`` numbers, or as many along one axis, with as many axes as ``v``
         out: contiguous, of any dtype
     """
-    numel = v[0].numel()
-    if not (ready(v.device) and v.is_contiguous() and scale.is_contiguous() and numel < MOST):
+    if not (ready(v.device, "scaled") and v.is_contiguous() and scale.is_contiguous() and v[0].numel() < MOST):
         return torch.mul(v, scale, out=out)
     _launch_scaled(v, scale, out)
+    torch.autograd.graph.increment_version(out)
     return out
 
 
 def _launch_scaled(v: Tensor, scale: Tensor, out: Tensor) -> None:
+    """A block is seen as a matrix that has either its rows or its columns scaled."""
     n, after = broadcast(scale, v)
-    numel = v[0].numel()
+    by_row = after > 1 or n == 1
+    columns = after if by_row else n
+    rows = v[0].numel() // columns
+    width = CHUNK if n == 1 else 256 if columns >= 64 else 16
+    height = CHUNK // width
     with torch.cuda.device(v.device):
-        grid = (triton.cdiv(numel, CHUNK), len(v))
-        _scaled[grid](v, scale, out, numel, n, after, _aligned(numel, v, out), _wide(v), CHUNK)
+        grid = (triton.cdiv(rows, height) * triton.cdiv(columns, width), len(v))
+        aligned = _aligned(columns, v, out)
+        _scaled[grid](v, scale, out, rows, columns, n, by_row, aligned, wide(v.dtype), height, width)
 
 
+@trial("scaled")
 def _try_scaled(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
-    v = torch.ones(1, 16, 16, dtype=dtype, device=device)
+    v = torch.ones(1, 256, 256, dtype=dtype, device=device)
+    _launch_scaled(v, v[:, :1, :1].contiguous(), v.to(low))
+
+
+@trial("scaled")
+def _try_scaled_rows(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
+    v = torch.ones(1, 256, 256, dtype=dtype, device=device)
     _launch_scaled(v, v[:, :, :1].contiguous(), v.to(low))
+
+
+@trial("scaled")
+def _try_scaled_columns(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
+    v = torch.ones(1, 256, 256, dtype=dtype, device=device)
+    _launch_scaled(v, v[:, :1].contiguous(), v.to(low))
 
 
 @jit
 def _scaled(  # type: ignore[no-untyped-def]
-    v, scale, out, numel, n, after, aligned: tl.constexpr, wide: tl.constexpr, chunk: tl.constexpr
+    v,
+    scale,
+    out,
+    rows,
+    columns,
+    n,
+    by_row: tl.constexpr,
+    aligned: tl.constexpr,
+    compute: tl.constexpr,
+    height: tl.constexpr,
+    width: tl.constexpr,
 ):
+    columns = multiple(columns, aligned)
     b = tl.program_id(1).to(tl.int64)
-    i = tl.program_id(0) * chunk + tl.arange(0, chunk)
-    inside = i < numel
-    start = b * numel
-    if aligned:
-        start = tl.multiple_of(start, 16)
-    x = tl.load(v + start + i, mask=inside).to(wide)
-    s = tl.load(scale + b * n + _position(i, numel, n, after), mask=inside).to(wide)
-    tl.store(out + start + i, (x * s).to(out.dtype.element_ty), mask=inside)
-
-
-@jit
-def _position(i, numel, n, after):  # type: ignore[no-untyped-def]
-    """``(i // after) % n``, by one division where one is enough."""
-    if after == 1:
-        at = i % n
+    across = tl.cdiv(columns, width)
+    r = tl.program_id(0) // across * height + tl.arange(0, height)
+    c = tl.program_id(0) % across * width + tl.arange(0, width)
+    inside = (r < rows)[:, None] & (c < columns)[None, :]
+    at = b * rows * columns + r[:, None] * columns + c[None, :]
+    if by_row:
+        s = tl.load(scale + b * n + r % n).to(compute)[:, None]
     else:
-        at = i // after
-        if after * n < numel:
-            at = at % n
-    return at
+        s = tl.load(scale + b * n + c, mask=c < columns).to(compute)[None, :]
+    x = tl.load(v + at, mask=inside).to(compute)
+    tl.store(out + at, (x * s).to(out.dtype.element_ty), mask=inside)
 
 
 def broadcast(scale: Tensor, v: Tensor) -> tuple[int, int]:
@@ -141,8 +116,7 @@ def descend_(Q: Tensor, change: Tensor, step: Tensor) -> None:
 
     The change may be overwritten.
     """
-    numel = Q[0].numel()
-    if ready(Q.device) and Q.is_contiguous() and change.is_contiguous() and numel < MOST:
+    if ready(Q.device, "descend") and Q.is_contiguous() and change.is_contiguous() and Q[0].numel() < MOST:
         _launch_descend(Q, change, step.contiguous())
         torch.autograd.graph.increment_version(Q)
         return
@@ -155,9 +129,10 @@ def _launch_descend(Q: Tensor, change: Tensor, step: Tensor) -> None:
     numel = Q[0].numel()
     with torch.cuda.device(Q.device):
         grid = (triton.cdiv(numel, CHUNK), len(Q))
-        _descend[grid](Q, change, step, numel, _aligned(numel, Q, change), _wide(Q), CHUNK)
+        _descend[grid](Q, change, step, numel, _aligned(numel, Q, change), wide(Q.dtype), CHUNK)
 
 
+@trial("descend")
 def _try_descend(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
     Q = torch.ones(1, 16, 16, dtype=dtype, device=device)
     _launch_descend(Q, Q.to(low), torch.ones(1, device=device))
@@ -165,106 +140,54 @@ def _try_descend(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> 
 
 @jit
 def _descend(  # type: ignore[no-untyped-def]
-    Q, change, step, numel, aligned: tl.constexpr, wide: tl.constexpr, chunk: tl.constexpr
+    Q, change, step, numel, aligned: tl.constexpr, compute: tl.constexpr, chunk: tl.constexpr
 ):
+    numel = multiple(numel, aligned)
     b = tl.program_id(1).to(tl.int64)
-    mu = tl.load(step + b).to(wide)
-    if mu > 0:
-        i = tl.program_id(0) * chunk + tl.arange(0, chunk)
-        inside = i < numel
-        start = b * numel
-        if aligned:
-            start = tl.multiple_of(start, 16)
-        q = tl.load(Q + start + i, mask=inside).to(wide)
-        d = tl.load(change + start + i, mask=inside).to(wide)
-        tl.store(Q + start + i, (q - mu * d).to(Q.dtype.element_ty), mask=inside)
+    mu = tl.load(step + b).to(compute)
+    i = tl.program_id(0) * chunk + tl.arange(0, chunk)
+    moved = (i < numel) & (mu > 0)
+    q = tl.load(Q + b * numel + i, mask=moved).to(compute)
+    d = tl.load(change + b * numel + i, mask=moved).to(compute)
+    tl.store(Q + b * numel + i, (q - mu * d).to(Q.dtype.element_ty), mask=moved)
 
 
-class Table:
-    """Where parameters of many shapes lie, and their directions in one buffer: one kernel goes through all of them.
+def asymmetry(Q: Tensor) -> Tensor:
+    """``Q − Qᵀ`` of a stack of matrices."""
+    if not (ready(Q.device, "asymmetry") and Q.is_contiguous() and Q[0].numel() < MOST):
+        return Q - Q.mT
+    return _launch_asymmetry(Q)
 
-    Args:
-        thetas: parameters of one dtype, each contiguous
-        starts: where in the buffer the direction of each begins
-        scales: for each where its scale begins among all scales, and how it is found from there, see ``broadcast``
-    """
 
-    def __init__(self, thetas: Sequence[Tensor], starts: Sequence[int], scales: Sequence[tuple[int, int, int]]) -> None:
-        self.pointers = [theta.data_ptr() for theta in thetas]
-        self.dtype = thetas[0].dtype
-        numels = [theta.numel() for theta in thetas]
-        self.aligned = all(number % 16 == 0 for number in (*self.pointers, *starts))
-        blocks = [(*where, *scale) for *where, scale in zip(self.pointers, numels, starts, scales, strict=True)]
-        chunks = [(b, c) for b, numel in enumerate(numels) for c in range(-(-numel // CHUNK))]
-        self.blocks = sent(torch.tensor(blocks, dtype=torch.int64, device="cpu"), thetas[0].device)
-        self.chunks = sent(torch.tensor(chunks, dtype=torch.int32, device="cpu"), thetas[0].device)
+def _launch_asymmetry(Q: Tensor) -> Tensor:
+    n = Q.shape[-1]
+    R = torch.empty_like(Q)
+    with torch.cuda.device(Q.device):
+        tiles = triton.cdiv(n, TILE)
+        _asymmetry[(tiles * tiles, len(Q))](Q, R, n, tiles, _aligned(n, Q), wide(Q.dtype), TILE)
+    return R
 
-    def subtract_(self, v: Tensor, scale: Tensor, rate: Tensor, decay: Tensor, usable: Tensor) -> None:
-        """``θ ← θ − (rate · scale · v + decay · θ)`` if ``usable``; in one launch, so for all or for none.
 
-        Args:
-            v: the buffer of all directions
-            scale: all scales
-            rate: for each parameter
-            decay: for each parameter
-            usable: one flag
-        """
-        with torch.cuda.device(v.device):
-            _subtract[(len(self.chunks),)](
-                self.blocks,
-                self.chunks,
-                v,
-                scale,
-                rate,
-                decay,
-                usable,
-                self.aligned and v.data_ptr() % 16 == 0,
-                _DTYPES[self.dtype],
-                tl.float64 if torch.float64 in (self.dtype, v.dtype) else tl.float32,
-                CHUNK,
-            )
+@trial("asymmetry")
+def _try_asymmetry(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
+    _launch_asymmetry(torch.ones(1, 16, 16, dtype=dtype, device=device))
 
 
 @jit
-def _subtract(  # type: ignore[no-untyped-def]
-    blocks,
-    chunks,
-    v,
-    scale,
-    rate,
-    decay,
-    usable,
-    aligned: tl.constexpr,
-    dtype: tl.constexpr,
-    wide: tl.constexpr,
-    chunk: tl.constexpr,
+def _asymmetry(  # type: ignore[no-untyped-def]
+    Q, R, n, tiles, aligned: tl.constexpr, compute: tl.constexpr, tile: tl.constexpr
 ):
-    if tl.load(usable) != 0:
-        pid = tl.program_id(0).to(tl.int64)
-        b = tl.load(chunks + 2 * pid)
-        i = tl.load(chunks + 2 * pid + 1) * chunk + tl.arange(0, chunk)
-        block = blocks + 6 * b
-        theta, numel, start = tl.load(block), tl.load(block + 1).to(tl.int32), tl.load(block + 2)
-        n, after = tl.load(block + 4).to(tl.int32), tl.load(block + 5).to(tl.int32)
-        if aligned:
-            theta, start = tl.multiple_of(theta, 16), tl.multiple_of(start, 16)
-        theta = theta.to(tl.pointer_type(dtype))
-        inside = i < numel
-        x = tl.load(v + start + i, mask=inside).to(wide)
-        t = tl.load(theta + i, mask=inside).to(wide)
-        s = tl.load(scale + tl.load(block + 3) + _position(i, numel, n, after), mask=inside).to(wide)
-        d = x * (s * tl.load(rate + b).to(wide)) + t * tl.load(decay + b).to(wide)
-        tl.store(theta + i, (t - d).to(dtype), mask=inside)
-
-
-def _try_subtract(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
-    theta, one = (torch.ones(16, 16, device=device) for _ in range(2))
-    rates = torch.zeros(1, device=device)
-    Table([theta], [0], [(0, 1, 256)]).subtract_(one.to(dtype), one[0].to(dtype), rates, rates, rates > 0)
-
-
-def _wide(v: Tensor) -> Any:
-    return tl.float64 if v.dtype == torch.float64 else tl.float32
+    """A program has one tile above the diagonal, and its mirror image: each is read and written once, row by row."""
+    n = multiple(n, aligned)
+    row, column = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    if row <= column:
+        i, j = row * tile + tl.arange(0, tile), column * tile + tl.arange(0, tile)
+        start = tl.program_id(1).to(tl.int64) * n * n
+        inside, mirrored = (i < n)[:, None] & (j < n)[None, :], (j < n)[:, None] & (i < n)[None, :]
+        upper, lower = start + i[:, None] * n + j[None, :], start + j[:, None] * n + i[None, :]
+        d = tl.load(Q + upper, mask=inside).to(compute) - tl.trans(tl.load(Q + lower, mask=mirrored).to(compute))
+        tl.store(R + upper, d.to(R.dtype.element_ty), mask=inside)
+        tl.store(R + lower, -tl.trans(d).to(R.dtype.element_ty), mask=mirrored)
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:

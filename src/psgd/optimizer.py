@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from . import checks, guarded, options, summary, usable
 from .blocks import Blocks, PerTensor
 from .criteria import Criterion, c3
 from .fleet import Direction, Fleet, Heading
+from .found import Found, Grads, Pairs
 from .groups import Kronecker, Structure
 from .groups.inverse_free import ALL_CHORES, Chores, InverseFree
 from .groups.pools import Pools
@@ -26,7 +27,7 @@ from .replay import at_once
 from .stacks import Stack, per_block
 from .state import Whole
 from .tangent import Tangent
-from .team import aligned, local, local_of, several_ranks
+from .team import aligned, local_of, several_ranks
 from .undo import Gradients
 
 #: random numbers for the parameter at a position
@@ -78,9 +79,10 @@ class PSGD(RecordedOptimizer):
         max_norm: largest length of the preconditioned gradient of all parameters together
         seed: of the probes' random numbers, which are a function of seed, step and parameter alone
         maximize: go up instead of down
-        cuda_graph: record the steps of ``Whitening`` on a GPU and replay them, which takes the host far less time. What
-            a step needs besides the state, at most 1.5 times as much, then stays reserved; so it is not done where
-            the state takes more than a sixteenth of the device's memory.
+        cuda_graph: record the steps of inverse-free factors on a GPU and replay them, which takes the host far less
+            time. What a step needs besides the state then stays reserved: with ``Whitening`` at most 1.5 times as
+            much, else up to nine times the parameters. So it is not done where state, gradients and pairs take more
+            than a sixteenth of the device's memory.
         error_if_nonfinite: raise ``FloatingPointError`` where a step would be skipped; the host then waits for the
             device at every step
         shard: ranks of a process group or device mesh that share the blocks: each keeps ``Q`` and averages of its own
@@ -169,46 +171,51 @@ class PSGD(RecordedOptimizer):
             closure: evaluates the model and returns the loss. ``FiniteDifference`` wants an ordinary one, which calls
                 ``backward``; ``HessianVector`` one that does not; ``Whitening`` needs none.
         """
-        evaluation, grads, moved, noise = self._evaluate(closure)
-        all_due = len(moved) == sum(0 not in kind[0] for kind in self._made_for)
-        flags = usable.finite(self._common(evaluation.loss), map(local, grads.values()))
+        evaluation, found = self._evaluate(closure)
+        flags = usable.loss_is_finite(self._common(evaluation.loss))
         flags += [flag for group in self.param_groups if (flag := options.rate_is_usable(group["lr"])) is not None]
-        ok = usable.agree(flags, self._skipped)
-        if self._team is not None:
-            ok = {device: self._team.all_true(flag) for device, flag in ok.items()}
-            grads, evaluation.pairs = self._collect(self._team, grads, evaluation.pairs)
-            moved = [i for i in moved if self._owners[i] == self._team.rank]
-
-        with without_autocast(ok):
+        with without_autocast(self._skipped):
+            if self._team is not None:
+                self._collect(self._team, found)
+                evaluation.pairs = found.pairs
             for observe in self.observers:
-                observe(int(self._clock), evaluation, grads)
-            fleets, partial = self._fleets(grads)
-            for fleet in fleets:
-                self._fit(fleet, evaluation.pairs, ok[fleet.device])
-                fleet.average_(grads, fleet.number(self.param_groups, "momentum"), ok[fleet.device])
-
-            def advance(groups: Sequence[Mapping[str, Any]], ok: usable.Flags) -> None:
-                headings = [
-                    self._head(fleet, grads, moved, all_due, noise, ok[fleet.device], chores) for fleet in fleets
-                ]
-                for whole, rows, part in partial:
-                    whole.put_back_(rows, part)
-                self._move(fleets, headings, grads, groups, ok)
-
-            chores = self._chores() if moved else ALL_CHORES
-            if self._can_replay(fleets, moved) and not partial:
-                self._replay(fleets, (bool(moved), chores), advance, ok[fleets[0].device])
+                observe(int(self._clock), evaluation, found.grads)
+            fleets, parts = self._fleets(found.grads)
+            advance = partial(self._advance, fleets, parts, found)
+            if (given := self._recordable(fleets, found)) is not None:
+                self._replay(fleets, found, given, advance, flags)
             else:
-                advance(self.param_groups, ok)
+                ok = usable.agree(flags + usable.finite(found.grads.values()), self._skipped)
+                if self._team is not None:
+                    ok = {device: self._team.all_true(flag) for device, flag in ok.items()}
+                advance(self.param_groups, ok, found.grads, found.pairs)
         self._clock += 1
         return evaluation.loss
 
-    def _evaluate(self, closure: Callable[[], Any] | None) -> tuple[Evaluation, dict[int, Tensor], list[int], Draw]:
+    def _advance(
+        self,
+        fleets: Sequence[Fleet],
+        parts: Sequence[tuple[Stack, list[int], Stack]],
+        found: Found,
+        groups: Sequence[Mapping[str, Any]],
+        ok: usable.Flags,
+        grads: Grads,
+        pairs: Pairs,
+    ) -> None:
+        """Update ``Q`` and averages, and move the parameters: all of a step that the device does alone."""
+        for fleet in fleets:
+            self._fit(fleet, pairs, ok[fleet.device])
+            fleet.average_(grads, fleet.number(groups, "momentum"), ok[fleet.device])
+        headings = [self._head(fleet, found, grads, ok[fleet.device]) for fleet in fleets]
+        for whole, rows, part in parts:
+            whole.put_back_(rows, part)
+        self._move(fleets, headings, found.grads, groups, ok)
+
+    def _evaluate(self, closure: Callable[[], Any] | None) -> tuple[Evaluation, Found]:
         """Have the probe evaluate the closure; on several ranks, an error on one of them is one on all.
 
         Returns:
-            what the probe found, the gradients by position, the positions of parameters whose ``Q`` is to be updated,
-            and where random numbers for them come from
+            what the probe found, and what the step goes by
         """
         error: Exception | None = None
         evaluation = Evaluation(None, [])
@@ -249,7 +256,9 @@ class PSGD(RecordedOptimizer):
         except BaseException:
             start.restore()
             raise
-        return evaluation, grads, moved, noise
+        chores = self._chores() if moved and isinstance(self.probe, Whitening) else ALL_CHORES
+        all_due = len(moved) == sum(0 not in kind[0] for kind in self._made_for)
+        return evaluation, Found(grads, evaluation.pairs, moved, all_due, noise, chores)
 
     def _common(self, loss: Any) -> Any:
         """The loss, where it may decide: each rank has one of its own, and ranks without a team must not part ways."""
@@ -285,31 +294,22 @@ class PSGD(RecordedOptimizer):
             stack.start_average()
             self._share_state(stack)
 
-    def _head(
-        self,
-        fleet: Fleet,
-        grads: Mapping[int, Tensor],
-        moved: Sequence[int],
-        all_due: bool,
-        noise: Draw,
-        ok: Tensor,
-        chores: Chores,
-    ) -> Heading:
+    def _head(self, fleet: Fleet, found: Found, grads: Grads, ok: Tensor) -> Heading:
         """Precondition averaged gradients; whiten them, where that is how ``Q`` is fitted."""
         gs, weight = fleet.averages(grads)
-        if isinstance(self.probe, Whitening) and moved:
+        if isinstance(self.probe, Whitening) and found.moved:
             of_average = self.probe.of_average or weight is None
-            if all_due and fleet.pools is not None and self.criterion is c3:
-                whitened = gs if of_average else [stack.pack(grads) for stack in fleet.stacks]
+            if found.all_due and fleet.pools is not None and self.criterion is c3:
+                whitened = gs if of_average else fleet.pack(grads)
                 dtype = fleet.stacks[0].like.dtype
                 buffer, outs = fleet.room() if of_average else (None, None)
                 result, length = fleet.pools.whiten_(
                     [g.to(dtype) for g in whitened],
                     fleet.number(self.param_groups, "precond_lr"),
-                    self.probe.relative_damping(dtype) * chores.damping,
+                    self.probe.relative_damping(dtype) * found.chores.damping,
                     ok,
                     weight if of_average else None,
-                    tidy=chores.tidy,
+                    tidy=found.chores.tidy,
                     outs=outs,
                 )
                 if of_average:  # P of before the update has been applied already
@@ -317,9 +317,10 @@ class PSGD(RecordedOptimizer):
             else:
                 weights = fleet.split(weight) if weight is not None else [None] * len(gs)
                 for stack, g, w in zip(fleet.stacks, gs, weights, strict=True):
-                    if fitted := stack.having(set(moved)):
-                        source = stack.pack(grads) if not of_average else g if w is None else g / per_block(w, g)
-                        self._whiten(stack, fitted, source, noise, ok)
+                    if fitted := stack.having(set(found.moved)):
+                        mean = g if w is None or not of_average else g / per_block(w, g)
+                        source = mean if of_average else stack.pack(found.grads)
+                        self._whiten(stack, fitted, source, found.noise, ok)
         rare = all(group["update_every"] > 1 for group in self.param_groups)
         buffer, outs = fleet.room()
         each = zip(fleet.stacks, gs, outs, strict=True)
@@ -335,15 +336,23 @@ class PSGD(RecordedOptimizer):
         longest = max(group["precond_lr"] for group in self.param_groups)
         return ALL_CHORES if capturing else Chores.of(mix(int(self._clock)), longest)
 
-    def _fit(self, fleet: Fleet, pairs: dict[int, tuple[Tensor, Tensor]], ok: Tensor) -> None:
+    def _fit(self, fleet: Fleet, pairs: Pairs, ok: Tensor) -> None:
         """Update ``Q`` of the blocks with new pairs."""
-        chosen = [(stack, rows) for stack in fleet.stacks if pairs and (rows := stack.having(pairs))]
-        if not chosen:
+        if not pairs:
             return
-        parts = [stack.select(rows) for stack, rows in chosen]
-        fitted = fleet if parts == fleet.stacks else self._by_device(parts)[0]
+        chosen: list[tuple[Stack, list[int]]] = []
+        if isinstance(pairs, dict):
+            chosen = [(stack, rows) for stack in fleet.stacks if (rows := stack.having(pairs))]
+            if not chosen:
+                return
+            parts = [stack.select(rows) for stack, rows in chosen]
+            fitted = fleet if parts == fleet.stacks else self._by_device(parts)[0]
+            measured = (_taken(stack, pairs) for stack in fitted.stacks)
+        else:
+            fitted = fleet
+            halves = [fleet.pack(half) for half in pairs]
+            measured = ([half.pop(0) for half in halves] for _ in fleet.stacks)
         lr = fitted.number(self.param_groups, "precond_lr")
-        measured = (self._measured(stack, pairs) for stack in fitted.stacks)
         if fitted.pools is None:
             for stack, rate, pair in zip(fitted.stacks, fitted.split(lr), measured, strict=True):
                 self._descend(stack, rate, pair, ok)
@@ -351,17 +360,8 @@ class PSGD(RecordedOptimizer):
             found = (self._tangent(stack, pair) for stack, pair in zip(fitted.stacks, measured, strict=True))
             tangents, informative = map(list, zip(*found, strict=True))
             fitted.pools.descend_(tangents, lr, ok & torch.cat(informative))
-        for (stack, rows), part in zip(chosen, parts, strict=True):
+        for (stack, rows), part in zip(chosen, fitted.stacks, strict=bool(chosen)):
             stack.put_back_(rows, part)
-
-    def _measured(self, stack: Stack, pairs: dict[int, tuple[Tensor, Tensor]]) -> list[Tensor]:
-        """``[δθ, δg]`` of a stack, taken from the pairs of the parameters."""
-        measured = {i: list(pairs.pop(i)) for i in stack.params() if i in pairs}
-        # Lists that are emptied: a pair is as large as the parameters, and nobody else needs it.
-        pair = [stack.pack({i: halves.pop(0) for i, halves in measured.items()}) for _ in range(2)]
-        if (sign := self._signs(stack)) is not None:
-            pair[1] = pair[1] * per_block(sign, pair[1])
-        return pair
 
     def _whiten(self, whole: Stack, fitted: Sequence[int], g: Tensor, noise: Draw, ok: Tensor) -> None:
         """Update ``Q`` of some blocks of a stack from the gradients of all."""
@@ -373,8 +373,6 @@ class PSGD(RecordedOptimizer):
             lr = self._numbers(stack, "precond_lr")
             Pools([stack.group]).whiten_([g.to(dtype)], lr, self.probe.relative_damping(dtype), ok)
         else:
-            if (sign := self._signs(stack)) is not None:
-                g = g * per_block(sign, g)
             pair = [stack.pack({i: noise(i) for i in stack.params()}), g]
             self._descend(stack, self._numbers(stack, "precond_lr"), pair, ok)
         whole.put_back_(fitted, stack)
@@ -386,6 +384,8 @@ class PSGD(RecordedOptimizer):
 
     def _tangent(self, stack: Stack, pair: list[Tensor]) -> tuple[Tangent, Tensor]:
         """What the ``pair [δθ, δg]`` says of ``Q``, and for each block whether it says anything; empties that list."""
+        if (sign := self._signs(stack)) is not None:
+            pair[1] = pair[1] * per_block(sign, pair[1])
         pair[1], informative = self.probe.damp(*pair)
         dtype = stack.like.dtype
         # Popped, they belong to the criterion alone, which lets go of each as soon as it is done with it.
@@ -395,11 +395,11 @@ class PSGD(RecordedOptimizer):
         self,
         fleets: Sequence[Fleet],
         headings: Sequence[Heading],
-        grads: Mapping[int, Tensor],
+        given: Container[int],
         groups: Sequence[Mapping[str, Any]],
         ok: usable.Flags,
     ) -> None:
-        """Turn directions into steps, and move all parameters at once."""
+        """Turn directions into steps, and move all parameters that a gradient is given of at once."""
         flags = [*ok.values(), *(heading.length.amax() < torch.inf for heading in headings)]
         rates = [fleet.shorter(groups, heading.length) for fleet, heading in zip(fleets, headings, strict=True)]
         if any(group["max_norm"] is not None for group in groups) and (fleets or self._team is not None):
@@ -433,7 +433,7 @@ class PSGD(RecordedOptimizer):
             each = zip(fleet.stacks, heading.directions, fleet.split(rate), fleet.split(decay), strict=True)
             for stack, direction, r, d in each:
                 step = direction.step(r, stack.blocks[0].shape, fleet.dtype)
-                moved = [(real(self._params[i]), part, i) for i, part in stack.unpack(step) if i in grads]
+                moved = [(real(self._params[i]), part, i) for i, part in stack.unpack(step) if i in given]
                 if common is None:
                     step += stack.pack({i: theta for theta, _, i in moved}) * per_block(d, step)
                 thetas += [theta for theta, _, _ in moved]
@@ -483,6 +483,13 @@ def without_autocast(devices: Iterable[torch.device]) -> Iterator[None]:
             if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
                 contexts.enter_context(torch.autocast(kind, enabled=False))
         yield
+
+
+def _taken(stack: Stack, pairs: dict[int, tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """``[δθ, δg]`` of a stack, taken from the pairs of the parameters."""
+    measured = {i: list(pairs.pop(i)) for i in stack.params() if i in pairs}
+    # Lists that are emptied: a pair is as large as the parameters, and nobody else needs it.
+    return [stack.pack({i: halves.pop(0) for i, halves in measured.items()}) for _ in range(2)]
 
 
 def _total(lengths: Sequence[Tensor]) -> Tensor:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import options, usable
-from .criteria import Criterion, c3
+from .addressed import Addressed
+from .criteria import Criterion, c2, c3
 from .fleet import Fleet
+from .found import Found, Grads, Pairs
 from .groups.axes import lower
-from .groups.inverse_free import Chores
 from .probes import Probe, Whitening
+from .real import real
 from .replay import Replays
 from .shared import SharedOptimizer
 
 #: moves all parameters, by the numbers of the param groups, where a step is usable
-Advance = Callable[[Sequence[Mapping[str, Any]], usable.Flags], None]
+Advance = Callable[[Sequence[Mapping[str, Any]], usable.Flags, Grads, Pairs], None]
 
 
 class RecordedOptimizer(SharedOptimizer):
@@ -28,56 +30,105 @@ class RecordedOptimizer(SharedOptimizer):
     criterion: Criterion
     cuda_graph: bool = True
 
-    def _can_replay(self, fleets: Sequence[Fleet], moved: Sequence[int]) -> bool:
-        """Whether all of a step that follows the averages is the same work at the same places every time."""
+    def _recordable(self, fleets: Sequence[Fleet], found: Found) -> dict[str, dict[int, Tensor]] | None:
+        """What a recorded step has to be told the addresses of, if this step can be one.
+
+        It can where it is the same work at the same places every time, but for those of gradients and pairs.
+        """
         if self._team is not None or self._whole is None or fleets is not self._whole.fleets:
-            return False
+            return None
         tables = [fleet.aim(self._params) for fleet in fleets]
-        return (
-            self.cuda_graph
-            and len({fleet.device for fleet in fleets}) == 1
-            and all(table and fleet.averaging for fleet, table in zip(fleets, tables, strict=True))
-            and (not moved or (self._whitens_average() and len(moved) == self._filled))
-            and not torch.cuda.is_current_stream_capturing()
-        )
+        if (
+            not (all(tables) and all(fleet.alike for fleet in fleets))
+            or len({fleet.device for fleet in fleets}) > 1
+            or (found.moved and not (found.all_due and self._fits_alike(found)))
+            or torch.cuda.is_current_stream_capturing()
+        ):
+            return None
+        given = {"grads": {i: real(grad) for i, grad in found.grads.items()}}
+        if found.pairs:
+            given["dthetas"] = {i: dtheta for i, (dtheta, _) in found.pairs.items()}
+            given["dgrads"] = {i: dgrad for i, (_, dgrad) in found.pairs.items()}
+        readable = all(fleet.can_read(tensors) for fleet in fleets for tensors in given.values())
+        return given if readable else None
 
-    def _whitens_average(self) -> bool:
-        return isinstance(self.probe, Whitening) and self.probe.of_average and self.criterion is c3
+    def _fits_alike(self, found: Found) -> bool:
+        """Whether ``Q`` is fitted without random numbers, and without looking at what the device has found."""
+        if isinstance(self.probe, Whitening):
+            return self.criterion is c3
+        return len(found.pairs) == len(found.moved) and self.criterion in (c2, c3)
 
-    def _replay(self, fleets: Sequence[Fleet], kind: tuple[bool, Chores], advance: Advance, ok: Tensor) -> None:
-        """Advance by a recorded step, once there is one. The step sizes may change, all else is part of the record.
+    def _replay(
+        self,
+        fleets: Sequence[Fleet],
+        found: Found,
+        given: Mapping[str, Mapping[int, Tensor]],
+        advance: Advance,
+        flags: Sequence[Tensor],
+    ) -> None:
+        """Advance by a recorded step, once there is one, or by the step that would be recorded.
+
+        Step sizes, and where gradients and pairs lie, may change; all else is part of the record.
 
         Args:
-            kind: whether ``Q`` is updated, and what else is done then
+            given: what ``_recordable`` returned
+            flags: what decides besides the gradients whether the step is usable
         """
         assert self._whole is not None
+        device = fleets[0].device
         replays = self._whole.replays
         if replays is None:
-            replays = self._whole.replays = Replays(fleets[0].device, sum(fleet.nbytes() for fleet in fleets))
+            read = sum(tensor.nbytes for tensors in given.values() for tensor in tensors.values())
+            replays = self._whole.replays = Replays(device, read + sum(fleet.nbytes() for fleet in fleets))
+        addressed = self._whole.addressed
+        for name, tensors in given.items():
+            if name not in addressed:
+                addressed[name] = Addressed(fleets)
+            addressed[name].point(tensors)
+        for fleet in fleets:
+            fleet.aim_at_averages()
         rates = replays.hold("lr", [group["lr"] for group in self.param_groups], torch.float64)
-        (usable_now,) = replays.hold("usable", [ok], torch.bool)
+        (so_far,) = replays.hold("usable", [usable.agree(flags, [device])[device] if flags else True], torch.bool)
         groups = [{**group, "lr": rate} for group, rate in zip(self.param_groups, rates, strict=True)]
-        numbers = tuple(group[name] for group in groups for name in options.NAMES if name not in ("lr", "seed"))
-        tables = tuple(fleet.table for fleet in fleets)
-        updates, _ = kind
+
+        def step() -> None:
+            ok = so_far.clone()
+            addressed["grads"].check_(ok)
+            pairs: Pairs = (addressed["dthetas"], addressed["dgrads"]) if found.pairs else {}
+            advance(groups, {device: ok}, addressed["grads"], pairs)
+
+        updates = bool(found.moved)
         factors = [factor for fleet in fleets for factor in fleet.matrices]
         kept = not updates and all(factor.keeps_P() for factor in factors)
         if not kept:  # a recording forms P of all factors, or of none
             for factor in factors:
                 factor.forget_P()
-        dtypes = [fleet.stacks[0].like.dtype for fleet in fleets]
-        damping = tuple(self.probe.relative_damping(dtype) for dtype in dtypes)
-        low = tuple(lower(fleet.device, dtype) for fleet, dtype in zip(fleets, dtypes, strict=True))
         # Neither kernels nor recordings tell autograd that tensors change. Before, so that an interrupt comes too late.
         torch.autograd.graph.increment_version(self._params)
         if updates:
             torch.autograd.graph.increment_version([factor.root for factor in factors])
-        key = (*kind, kept, numbers, tables, damping, low)
+        key = (updates, kept, bool(found.pairs), found.chores, *self._kind(fleets, groups, given))
         try:
-            replays(key, lambda: advance(groups, {fleets[0].device: usable_now}))
+            if self.cuda_graph:
+                replays(key, step)
+            else:
+                step()
         except BaseException:
             for factor in factors:
                 factor.forget_P()
             raise
         for factor in factors if not updates else []:
             factor.confirm_P()
+
+    def _kind(
+        self, fleets: Sequence[Fleet], groups: Sequence[Mapping[str, Any]], given: Iterable[str]
+    ) -> tuple[Any, ...]:
+        """What else makes a recording another one."""
+        numbers = tuple(group[name] for group in groups for name in options.NAMES if name not in ("lr", "seed"))
+        tables = tuple(fleet.table for fleet in fleets)
+        assert self._whole is not None
+        aligned = tuple(a.aligned for name in given for a in self._whole.addressed[name].of.values())
+        dtypes = [fleet.stacks[0].like.dtype for fleet in fleets]
+        damping = tuple(self.probe.relative_damping(dtype) for dtype in dtypes)
+        low = tuple(lower(fleet.device, dtype) for fleet, dtype in zip(fleets, dtypes, strict=True))
+        return numbers, tables, aligned, damping, low, self.criterion, getattr(self.probe, "of_average", None)

@@ -23,7 +23,7 @@ BRANCHES = 4
 LARGE_TASK = 2**22
 #: how many recordings are kept, and how many keys are remembered
 MOST = 16
-#: the part of a device's memory that optimizer state may take; with more than that, kernels are long
+#: the part of a device's memory that these may take; with more than that, kernels are long
 LARGE = 1 / 16
 
 
@@ -34,7 +34,7 @@ class Replays:
 
     Args:
         device: a CUDA device
-        nbytes: of the optimizer's state there
+        nbytes: of the optimizer's state there, and of what a step reads
     """
 
     def __init__(self, device: torch.device, nbytes: int) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import checks, guarded, options, usable
 from .fleet import Fleet, Heading
+from .found import Found
 from .real import real
 from .state import BlockOptimizer, precise_dtype
 from .team import Divided, Team, is_divided, local
@@ -41,23 +42,25 @@ class SharedOptimizer(BlockOptimizer):
         advice = "the same parameters must have gradients on every rank, and param groups the same numbers"
         team.same("step", (found, plans), advice, error)
 
-    def _collect(
-        self, team: Team, grads: dict[int, Tensor], pairs: dict[int, tuple[Tensor, Tensor]]
-    ) -> tuple[dict[int, Tensor], dict[int, tuple[Tensor, Tensor]]]:
-        """Whole gradients and pairs of the blocks of this rank, from all ranks."""
+    def _collect(self, team: Team, found: Found) -> None:
+        """Whole gradients and pairs of the blocks of this rank, from all ranks; nothing else is left there."""
+        grads, pairs = found.grads, found.pairs
         self._moving = sorted(grads)
         mine = {i: grad for i, grad in grads.items() if self._owners[i] == team.rank}
         measured = {i: pair for i, pair in pairs.items() if self._owners[i] == team.rank}
-        if divided := [i for i in self._moving if is_divided(self._params[i])]:
-            parts = {i: [local(t) for t in (grads[i], *pairs.get(i, ()))] for i in divided}
-            grads.clear()
+        parts = {
+            i: [local(t) for t in (grads[i], *pairs.get(i, ()))] for i in self._moving if is_divided(self._params[i])
+        }
+        found.grads, found.pairs = mine, measured
+        found.moved = [i for i in found.moved if self._owners[i] == team.rank]
+        if parts:
+            del grads
             pairs.clear()
-            dtype = precise_dtype([self._params[i] for i in divided])
+            dtype = precise_dtype([self._params[i] for i in parts])
             for i, (grad, *pair) in self._divided().collect(parts, dtype).items():
                 mine[i] = grad
                 if pair:
                     measured[i] = (pair[0], pair[1])
-        return mine, measured
 
     def _divided(self) -> Divided:
         if self._parts is None:

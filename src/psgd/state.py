@@ -9,14 +9,15 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from . import checkpoint, checks, kernels, options
+from . import checkpoint, checks, compiled, options
+from .addressed import Addressed
 from .blocks import Block, Blocks
 from .fleet import Fleet
 from .groups import Structure
@@ -30,11 +31,12 @@ from .team import Divided, Team, is_divided
 
 @dataclass
 class Whole:
-    """The fleets of all blocks, made for some stacks, and recordings of their steps."""
+    """The fleets of all blocks, made for some stacks; recordings of their steps, and what these have to be told."""
 
     stacks: list[Stack]
     fleets: list[Fleet]
     replays: Replays | None = None
+    addressed: dict[str, Addressed] = field(default_factory=dict)
 
 
 class BlockOptimizer(Optimizer):
@@ -151,7 +153,7 @@ class BlockOptimizer(Optimizer):
         for block, dtype, device in self._share(divided):
             self._filled += len(block.params)
             if not self.preconditioner.inverts:
-                kernels.prepare(device, dtype, lower(device, dtype))
+                compiled.prepare(device, dtype, lower(device, dtype))
             self._blocks.append(block)
             self._homes[block] = self._home(block)
             state = self._state_of(block)

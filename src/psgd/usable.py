@@ -16,17 +16,21 @@ from .real import real
 Flags = Mapping[torch.device, Tensor]
 
 
-def finite(loss: Any, grads: Iterable[Tensor]) -> list[Tensor]:
-    """Flags that are true where loss and gradients are finite."""
-    grads = [grad for grad in grads if grad.numel() > 0]  # a rank's part of a small parameter may be empty
+def loss_is_finite(loss: Any) -> list[Tensor]:
+    """A flag, if there is anything to say."""
+    if isinstance(loss, Tensor):
+        return [torch.isfinite(loss.detach()).all()]
+    if isinstance(loss, (int, float)) and not math.isfinite(loss):
+        return [torch.zeros((), dtype=torch.bool, device="cpu")]
+    return []
+
+
+def finite(grads: Iterable[Tensor]) -> list[Tensor]:
+    """Flags that are true where gradients are finite."""
+    grads = [grad for grad in grads if grad.numel() > 0]
     kinds = {(grad.device, grad.dtype) for grad in grads}
     alike = [grads] if len(kinds) == 1 else [[g for g in grads if (g.device, g.dtype) == kind] for kind in kinds]
-    flags = [_finite(torch.stack(_witnesses([real(grad) for grad in same]))) for same in alike]
-    if isinstance(loss, Tensor):
-        flags.append(torch.isfinite(loss.detach()).all())
-    elif isinstance(loss, (int, float)) and not math.isfinite(loss):
-        flags.append(torch.zeros((), dtype=torch.bool, device="cpu"))
-    return flags
+    return [_finite(torch.stack(_witnesses([real(grad) for grad in same]))) for same in alike]
 
 
 def _witnesses(tensors: list[Tensor]) -> tuple[Tensor, ...] | list[Tensor]:

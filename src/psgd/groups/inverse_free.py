@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..compiled import trial
 from ..normalize import Normalization
 from ..tangent import Tangent
 from .axes import along, multiply_axes
@@ -114,3 +115,11 @@ class InverseFree(Group):
                 precondition = (numel + n) * between
             each.append((update + precondition) / update_every)
         return each
+
+
+@trial("whitening")
+def _try_whitening(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
+    """Nobody waits for this: torch loads kernels and sets up libraries when they are first used, and now has begun."""
+    Q = InverseFree((64, 64), [NearSymmetric.identity(1, 64, dtype, device) for _ in range(2)])
+    usable = torch.ones((), dtype=torch.bool, device=device)
+    Pools([Q]).whiten_([torch.ones(1, 64, 64, dtype=dtype, device=device)], 0.1, 0.0, usable)

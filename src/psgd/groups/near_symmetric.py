@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..kernels import descend_
+from ..kernels import asymmetry, descend_
 from ..tangent import largest
 from .axes import low
 from .base import Factor
@@ -85,16 +85,16 @@ class NearSymmetric(Factor):
 
 
 def norm_(S: Tensor, iterations: int = 2) -> tuple[Tensor, Tensor]:
-    """An estimate of ``‖S‖₂``, never over it, by power iteration from the longest column; and ``‖S‖²_F``.
+    """An estimate of ``‖S‖₂``, never over it, by power iteration from the longest row; and ``‖S‖²_F``.
 
-    In float32 or better. Exact for diagonals.
+    In float32 or better. ``S`` is symmetric; for diagonals the norm is exact.
     """
     dtype = torch.promote_types(S.dtype, torch.float32)
     if S.ndim == 2:
         return largest(S).to(dtype), S.to(dtype).square().sum(1)
-    lengths = torch.linalg.vector_norm(S, dim=1, dtype=dtype)
+    lengths = torch.linalg.vector_norm(S, dim=2, dtype=dtype)
     longest, index = lengths.max(1)
-    v = S.gather(2, index.view(-1, 1, 1).expand(-1, S.shape[1], 1))
+    v = S.gather(1, index.view(-1, 1, 1).expand(-1, 1, S.shape[1])).mT
     norm = longest
     for _ in range(iterations):
         v = torch.bmm(S, v / norm.clamp_min(torch.finfo(dtype).tiny).to(S.dtype).view(-1, 1, 1))
@@ -127,7 +127,7 @@ def turn_(Q: Tensor, usable: Tensor) -> None:
     ``Q + t R Q`` with the ``t`` of the largest trace is that rotation to first order, as ``t`` is small.
     """
     dtype = torch.promote_types(Q.dtype, torch.float32)
-    R = Q - Q.mT  # with the other sign, as `descend_` subtracts
+    R = asymmetry(Q)  # with the other sign, as `descend_` subtracts
     size = torch.linalg.vector_norm(R.flatten(1), dim=1, dtype=dtype)
     RQ = torch.bmm(R, Q)
     slope = size.square() / 2  # the trace of R Q

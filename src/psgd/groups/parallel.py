@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..compiled import jit, tl, triton
-from ..kernels import ready
+from ..compiled import jit, ready, tl, triton
 
 #: rows of a block, and columns of it that one program handles
 ROWS = 64
@@ -17,7 +16,7 @@ COLUMNS = 64
 
 
 def possible(Q: Tensor) -> bool:
-    return Q.dtype == torch.float32 and Q.is_contiguous() and ready(Q.device)
+    return Q.dtype == torch.float32 and Q.is_contiguous() and ready(Q.device, "blocks")
 
 
 def descend_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor) -> None:

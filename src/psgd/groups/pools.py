@@ -270,7 +270,7 @@ class Pools:
             mine = [of[k, axis] for axis in range(len(group.dims))]
             long = group.long
             if w is not None:  # divides the smallest array there is
-                smallest = long or 0
+                smallest = min(range(len(mine)), key=lambda axis: mine[axis].numel())
                 mine[smallest] = mine[smallest] / along(w.to(g.dtype), mine[smallest])
             matrices = [(P, axis) for axis, P in enumerate(mine) if axis != long]
             v = multiply_axes(matrices, g.reshape(len(g), *group.dims), out)
@@ -378,7 +378,9 @@ class Pools:
             powers.sub_(8 * overflown)
         scales = powers.exp2_()
         for pool in self.pools:
-            pool.Q.mul_(along(scales[pool.span].to(pool.Q.dtype), pool.Q))
+            each = along(scales[pool.span].to(pool.Q.dtype), pool.Q)
+            # In bfloat16 torch's product with a number for each matrix runs at a third of the speed of memory.
+            scaled(pool.Q, each, pool.Q) if pool.Q.dtype == torch.bfloat16 else pool.Q.mul_(each)
 
 
 def adjacent(parts: Sequence[Tensor]) -> Tensor | None:

@@ -24,7 +24,7 @@ def test_where_nothing_can_be_compiled_torch_does_it(monkeypatch):
     device = torch.device("cuda", 0)
     monkeypatch.setattr(compiled, "_compiling", {})
     monkeypatch.setattr(compiled, "_failed", set())
-    monkeypatch.setattr(compiled, "_trials", [("scaled", fail)])
+    monkeypatch.setattr(compiled, "_trials", {"scaled": [fail]})
     compiled.prepare.cache_clear()
     with pytest.warns(UserWarning, match=r"without Triton on cuda:0.*no compiler"):
         assert not compiled.ready(device, "scaled")

@@ -321,6 +321,34 @@ def test_recorded_steps_are_steps(options, dtype, probe):
     assert int(next(iter(optimizer.state.values()))["skipped"]) == 1
 
 
+@pytest.mark.parametrize("probe", [Whitening(), FiniteDifference()], ids=repr)
+def test_parameters_of_all_kinds_are_recorded(probe):
+    """Numbers, two dtypes, odd sizes, and blocks of one shape of which some are maximised."""
+
+    def train(cuda_graph: bool) -> tuple[list[torch.Tensor], PSGD]:
+        torch.manual_seed(0)
+        kinds = [((8, 8), torch.bfloat16), ((5,), torch.float32), ((), torch.float32), ((8, 8), torch.float32)] * 2
+        params = [torch.randn(s, device="cuda").to(dtype).requires_grad_() for s, dtype in kinds]
+        groups = [{"params": params[:5]}, {"params": params[5:], "maximize": True, "weight_decay": 0.1}]
+        optimizer = PSGD(groups, lr=0.01, probe=probe, max_rms=1.1, momentum=0.5, cuda_graph=cuda_graph)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = sum(p.float().square().sum() * (1 if k < 5 else -1) for k, p in enumerate(params))
+            loss.backward()
+            return loss.detach()
+
+        for _ in range(30):
+            optimizer.step(closure)
+        return [p.detach() for p in params], optimizer
+
+    recorded, optimizer = train(True)
+    assert optimizer._whole.replays._graphs
+    plain, _ = train(False)
+    assert all(map(torch.equal, recorded, plain))
+    assert all(torch.isfinite(p).all() for p in recorded)
+
+
 def test_a_step_that_cannot_be_recorded_is_taken_anyway(monkeypatch):
     model = model_on("cuda")
     optimizer = PSGD(model.parameters(), lr=0.01, probe=Whitening())

@@ -744,3 +744,12 @@ def test_the_default_device_does_not_matter(structure, probe):
         return list(model.parameters())
 
     assert all(map(torch.equal, trained("cpu"), trained("meta")))
+
+
+def test_where_all_parameters_are_empty_there_is_nothing_to_do():
+    empty = torch.zeros(0, 3, requires_grad=True)
+    optimizer = PSGD([empty], lr=0.1, probe=Whitening())
+    for grad in (None, torch.zeros(0, 3)):
+        empty.grad = grad
+        optimizer.step()
+    assert int(optimizer.state[empty]["step"]) == 2

@@ -25,6 +25,9 @@ from psgd.addressed import Addresses
 from psgd.replay import MOST, Replays
 from psgd.table import Table
 
+#: what comes from the host, and what waits for the device
+FORBIDDEN = (torch.ops.aten.lift_fresh.default, torch.ops.aten._local_scalar_dense.default)
+
 
 class Log(TorchDispatchMode):
     active: ClassVar[list[Log]] = []
@@ -42,6 +45,7 @@ class Log(TorchDispatchMode):
         super().__exit__(*args)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert function not in FORBIDDEN, f"{function} in a recording"
         result = function(*args, **(kwargs or {}))
         self.done.append((function, args, kwargs or {}, result))
         return result
@@ -146,7 +150,8 @@ def average_(
 @pytest.fixture(autouse=True)
 def emulation(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(psgd.fleet, "ready", lambda device, kernel: True)
+    for module in (psgd.fleet, psgd.recorded):
+        monkeypatch.setattr(module, "ready", lambda device, kernel: True)
     for function in (subtract_, check_, gather, average_):
         monkeypatch.setattr(Table, function.__name__, function)
     monkeypatch.setattr(psgd.recorded, "Replays", Emulated)
@@ -203,6 +208,28 @@ def other_numbers(optimizer: PSGD, params: Params, step: int) -> None:
         optimizer.param_groups[0].update(max_norm=0.1, precond_lr=0.2, momentum=0.5, maximize=True)
 
 
+def momentum_off_and_on(optimizer: PSGD, params: Params, step: int) -> None:
+    if step % 12 == 0:
+        optimizer.param_groups[0]["momentum"] = 0.0 if step % 24 == 0 else 0.9
+
+
+def some_are_maximised(optimizer: PSGD, params: Params, step: int) -> None:
+    """Also of blocks that are in one stack."""
+    if step == 0:
+        params.append(nn.Parameter(torch.randn(4, 5, dtype=torch.float64)))
+        group = {"params": params[-1], "maximize": True, "precond_lr": 0.05, "weight_decay": 0.1}
+        optimizer.add_param_group(group)
+
+
+def average_of_other_strides(optimizer: PSGD, params: Params, step: int) -> None:
+    if step == 25:
+        saved = optimizer.state_dict()
+        for state in saved["state"].values():
+            if "momentum" in state and state["momentum"].ndim == 2:
+                state["momentum"] = state["momentum"].T.contiguous().T
+        optimizer.load_state_dict(saved)
+
+
 def reload(optimizer: PSGD, params: Params, step: int) -> None:
     if step == 25:
         optimizer.load_state_dict(optimizer.state_dict())
@@ -231,6 +258,9 @@ CHANGES: list[Callable[[PSGD, Params, int], None]] = [
     memory_moves,
     other_damping,
     other_numbers,
+    momentum_off_and_on,
+    some_are_maximised,
+    average_of_other_strides,
     reload,
     q_is_edited,
     another_group,
@@ -243,7 +273,7 @@ PROBES = [Whitening(), Whitening(of_average=False), FiniteDifference(), HessianV
 
 
 def trained(
-    probe: Any, change: Callable[[PSGD, Params, int], None], steps: int = 60, **options: Any
+    probe: Any, change: Callable[[PSGD, Params, int], None], steps: int = 45, **options: Any
 ) -> tuple[Params, PSGD]:
     """By gradients ``r (1 + θ)`` with random ``r``, of a loss where the probe wants one."""
     torch.manual_seed(0)
@@ -330,6 +360,66 @@ def test_with_and_without_an_average(probe, options):
     assert_same(recorded, plain, probe)
     assert optimizer._whole is not None
     assert optimizer._whole.replays.count > 30
+
+
+def test_numbers_and_parameters_of_two_dtypes_are_recorded_too():
+    torch.manual_seed(0)
+    kinds = [((4, 4), torch.bfloat16), ((4,), torch.float32), ((), torch.float32), ((4, 4), torch.float32)]
+    params = [nn.Parameter(torch.randn(shape).to(dtype)) for shape, dtype in kinds]
+    optimizer = PSGD(params, lr=0.01, probe=Whitening())
+    for _ in range(40):
+        for p in params:
+            p.grad = torch.randn(p.shape).to(p.dtype)
+        optimizer.step()
+    assert optimizer._whole is not None
+    assert optimizer._whole.replays.count > 10
+    assert all(torch.isfinite(p).all() for p in params)
+
+
+def test_a_pair_that_is_too_small_is_an_error():
+    class Odd(HessianVector):
+        def __call__(self, *args):
+            result = super().__call__(*args)
+            result.pairs = {i: (dtheta, dgrad[:3]) for i, (dtheta, dgrad) in result.pairs.items()}
+            return result
+
+    with pytest.raises(RuntimeError, match="invalid"):
+        trained(Odd(), nothing)
+
+
+def test_a_probe_with_a_damping_of_its_own_is_not_recorded():
+    class Odd(FiniteDifference):
+        def damp(self, dtheta, dgrad):
+            return super().damp(dtheta, dgrad)
+
+    _, optimizer = trained(Odd(), nothing, steps=10)
+    assert optimizer._whole is not None
+    assert optimizer._whole.replays is None
+
+
+def test_after_a_recording_that_failed_steps_are_steps(monkeypatch):
+    class Failing(Emulated):
+        def _record(self, key, function) -> bool:
+            """Python does everything, and the device nothing."""
+            tensors = [t for t in everything if t.numel() > 0]
+            before = [t.detach().clone() for t in tensors]
+            function()
+            for t, value in zip(tensors, before, strict=True):
+                t.data.copy_(value)
+            return False
+
+    plain = trained_by_torch(Whitening(), nothing, update_every=3)
+    monkeypatch.setattr(psgd.recorded, "Replays", Failing)
+    everything: list[torch.Tensor] = []
+
+    def remember(optimizer: PSGD, params: Params, step: int) -> None:
+        everything[:] = [*params, *(t for state in optimizer.state.values() for t in state.values())]
+        everything.extend(
+            f._kept[1] for stack in optimizer.stacks for f in stack.group.factors if getattr(f, "_kept", 0)
+        )
+
+    params, _ = trained(Whitening(), remember, update_every=3)
+    assert_same(params, plain, Whitening())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -111,14 +111,3 @@ def test_tensors_are_averaged_if_they_are_usable(theta_dtype, odd, mean_dtype):
     for w, source, old, new in zip(weight, sources, before, means, strict=True):
         torch.testing.assert_close(new, torch.lerp(old, source.to(mean_dtype), w.to(mean_dtype)))
     assert torch.equal(means[2], sources[2].to(mean_dtype))
-
-
-def test_addresses_stay_at_their_place():
-    addresses = Addresses(2, torch.device("cuda"))
-    place = addresses.place.data_ptr()
-    addresses.point([16, 32])
-    assert addresses.aligned
-    addresses.point([16, 36])
-    assert not addresses.aligned
-    assert addresses.place.tolist() == [16, 36]
-    assert addresses.place.data_ptr() == place

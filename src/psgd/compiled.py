@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -17,7 +18,7 @@ try:
 except ImportError:  # torch for CPUs comes without it
     triton = tl = None
 
-__all__ = ["DTYPES", "jit", "prepare", "ready", "tl", "trial", "triton", "wide"]
+__all__ = ["DTYPES", "jit", "multiple", "prepare", "ready", "tl", "trial", "triton", "wide"]
 
 #: names of numbers that depend on shapes
 SIZES = ("numel", "n", "rows", "columns", "tiles")
@@ -32,7 +33,9 @@ DTYPES: dict[torch.dtype, Any] = (
 #: Runs some kernels once, with ``Q`` of a dtype on a device, and estimates of another.
 Trial = Callable[[torch.device, torch.dtype, torch.dtype], None]
 
-_trials: list[tuple[str, Trial]] = []
+_trials: defaultdict[str, list[Trial]] = defaultdict(list)
+#: those that most steps need
+_early: list[str] = []
 #: kernels that are being compiled, by device and name
 _compiling: dict[torch.device, dict[str, list[Future[None]]]] = {}
 #: devices where that has failed
@@ -48,11 +51,13 @@ def jit(function: Callable[..., Any]) -> Any:
     return triton.jit(do_not_specialize=variable)(function)
 
 
-def trial(name: str) -> Callable[[Trial], Trial]:
-    """A function that has a kernel compiled, by calling it."""
+def trial(name: str, early: bool = True) -> Callable[[Trial], Trial]:
+    """A function that has a kernel compiled, by calling it: early, or when it is asked for."""
 
     def add(function: Trial) -> Trial:
-        _trials.append((name, function))
+        _trials[name].append(function)
+        if early and name not in _early:
+            _early.append(name)
         return function
 
     return add
@@ -67,11 +72,15 @@ def prepare(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
         dtype: of ``Q``
         low: of products that are only estimates
     """
-    if triton is None or device.type != "cuda":
-        return
-    workers = ThreadPoolExecutor(len(_trials))
+    if triton is not None and device.type == "cuda":
+        _begin(_early, device, dtype, low)
+
+
+def _begin(names: Sequence[str], device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
+    trials = [(name, function) for name in names for function in _trials[name]]
+    workers = ThreadPoolExecutor(len(trials))
     compiling = _compiling.setdefault(device, {})
-    for name, function in _trials:
+    for name, function in trials:
         compiling.setdefault(name, []).append(workers.submit(function, device, dtype, low))
     workers.shutdown(wait=False)
 
@@ -80,13 +89,14 @@ def ready(device: torch.device, kernel: str) -> bool:
     """Whether there is a kernel for a device. Waits for it if it is being compiled, and not for others."""
     if triton is None or device.type != "cuda":
         return False
-    if device not in _compiling:
-        prepare(device, torch.float32, torch.float32)
-    futures = _compiling[device].get(kernel, [])
-    while futures:
-        if (error := futures.pop().exception()) is not None and device not in _failed:
+    if kernel not in _compiling.get(device, {}):
+        _begin([kernel], device, torch.float32, torch.float32)
+    futures = _compiling[device][kernel]
+    for future in tuple(futures):  # which stays there meanwhile, for whoever else asks
+        if (error := future.exception()) is not None and device not in _failed:
             _failed.add(device)
             warnings.warn(f"PSGD does without Triton on {device}, which does not work there: {error}", stacklevel=2)
+    futures.clear()
     return device not in _failed
 
 

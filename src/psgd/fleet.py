@@ -147,14 +147,16 @@ class Fleet:
         return self.table
 
     def can_read(self, tensors: Mapping[int, Tensor]) -> bool:
-        """Whether kernels can: numbers of the table's dtype, as they are, in the order of the parameter's."""
+        """Whether kernels can: as many numbers of the same dtype as the parameter, as they are and in their order."""
         assert self.table is not None
         dtype = self.table.dtype
-        each = [tensors[i] for i in self.positions]
-        return all(t.dtype == dtype and t.is_contiguous() and not t.is_neg() for t in each)
+        return all(
+            t.dtype == dtype and t.numel() == numel and t.device == self.device and t.is_contiguous() and not t.is_neg()
+            for t, numel in zip([tensors[i] for i in self.positions], self.table.numels, strict=True)
+        )
 
     def _new_table(self, thetas: Sequence[Tensor]) -> Table | None:
-        free = all(isinstance(stack.group, InverseFree) and stack.plain for stack in self.stacks)
+        free = all(isinstance(stack.group, InverseFree) and stack.single for stack in self.stacks)
         alike = {(theta.device, theta.dtype, theta.is_contiguous()) for theta in thetas}
         small = all(theta.numel() < MOST for theta in thetas)
         if not (free and small and alike == {(self.device, thetas[0].dtype, True)}):
@@ -239,9 +241,10 @@ class Fleet:
             guarded.average_(*fused, 1 - momentum, usable)
 
     @property
-    def alike(self) -> bool:
-        """Whether the gradients of all blocks are averaged, or those of none."""
-        return len({bool(stack.average) for stack in self.stacks}) == 1
+    def averaging(self) -> bool | None:
+        """Whether the gradients of blocks are averaged; None where those of some are."""
+        each = {bool(stack.average) for stack in self.stacks}
+        return each.pop() if len(each) == 1 else None
 
     @cached_property
     def _means(self) -> Addresses:
@@ -250,13 +253,13 @@ class Fleet:
 
     def aim_at_averages(self) -> None:
         """Find them, where all blocks have one, before a recording needs to know where they are."""
-        if self.stacks[0].average:
+        if self.averaging:
             means = [stack.average["momentum"] for stack in self.stacks]
             rows = [(mean.data_ptr(), mean.nbytes, mean.nbytes // len(mean)) for mean in means]
             self._means.point([start + offset for start, end, size in rows for offset in range(0, end, size)])
 
     def _average_addressed_(self, grads: Addresses, momentum: float | Tensor, usable: Tensor) -> None:
-        if not self.stacks[0].average:
+        if not self.averaging:
             return
         assert self.table is not None
         rest = 1 - momentum * torch.ones_like(self.numel)
@@ -271,19 +274,19 @@ class Fleet:
 
         That is the sum of the weights of an average, so that it is unbiased from the first step on.
         """
-        if not any(stack.average for stack in self.stacks):
+        if self.averaging is False:
             return self.pack(grads), None
-        gs = [stack.average["momentum"] if stack.average else self._pack(stack, grads) for stack in self.stacks]
+        if self.averaging:
+            gs = [stack.average["momentum"] for stack in self.stacks]
+        else:
+            assert not isinstance(grads, Addressed)
+            gs = [stack.average["momentum"] if stack.average else stack.pack(grads) for stack in self.stacks]
         weights = [
             stack.average["momentum_weight"] if stack.average else self._ones[: len(stack.blocks)]
             for stack in self.stacks
         ]
         # Before the first usable gradient both are zero.
         return gs, torch.cat(weights).clamp_min_(torch.finfo(self.dtype).tiny)
-
-    def _pack(self, stack: Stack, grads: Mapping[int, Tensor] | Addressed) -> Tensor:
-        assert not isinstance(grads, Addressed)  # see `alike`
-        return stack.pack(grads)
 
     def nbytes(self) -> int:
         """Of what is kept for the blocks."""

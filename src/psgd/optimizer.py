@@ -27,11 +27,8 @@ from .replay import at_once
 from .stacks import Stack, per_block
 from .state import Whole
 from .tangent import Tangent
-from .team import aligned, local_of, several_ranks
+from .team import aligned, local, local_of, several_ranks
 from .undo import Gradients
-
-#: random numbers for the parameter at a position
-Draw = Callable[[int], Tensor]
 
 
 class PSGD(RecordedOptimizer):
@@ -81,8 +78,8 @@ class PSGD(RecordedOptimizer):
         maximize: go up instead of down
         cuda_graph: record the steps of inverse-free factors on a GPU and replay them, which takes the host far less
             time. What a step needs besides the state then stays reserved: with ``Whitening`` at most 1.5 times as
-            much, else up to nine times the parameters. So it is not done where state, gradients and pairs take more
-            than a sixteenth of the device's memory.
+            much, else about five times the parameters and twice ``Q``. So it is not done where state, gradients and
+            pairs take more than a sixteenth of the device's memory.
         error_if_nonfinite: raise ``FloatingPointError`` where a step would be skipped; the host then waits for the
             device at every step
         shard: ranks of a process group or device mesh that share the blocks: each keeps ``Q`` and averages of its own
@@ -176,16 +173,22 @@ class PSGD(RecordedOptimizer):
         flags += [flag for group in self.param_groups if (flag := options.rate_is_usable(group["lr"])) is not None]
         with without_autocast(self._skipped):
             if self._team is not None:
+                flags += usable.finite(map(local, found.grads.values()))
                 self._collect(self._team, found)
                 evaluation.pairs = found.pairs
             for observe in self.observers:
                 observe(int(self._clock), evaluation, found.grads)
             fleets, parts = self._fleets(found.grads)
+            if self._team is None and self._whole is not None and fleets is self._whole.fleets:
+                for fleet in fleets:
+                    fleet.aim(self._params)
             advance = partial(self._advance, fleets, parts, found)
             if (given := self._recordable(fleets, found)) is not None:
                 self._replay(fleets, found, given, advance, flags)
             else:
-                ok = usable.agree(flags + usable.finite(found.grads.values()), self._skipped)
+                if self._team is None:
+                    flags += usable.finite(found.grads.values())
+                ok = usable.agree(flags, self._skipped)
                 if self._team is not None:
                     ok = {device: self._team.all_true(flag) for device, flag in ok.items()}
                 advance(self.param_groups, ok, found.grads, found.pairs)
@@ -282,7 +285,8 @@ class PSGD(RecordedOptimizer):
     def _by_device(self, stacks: Sequence[Stack]) -> list[Fleet]:
         alike: dict[Any, list[Stack]] = {}
         for stack in stacks:
-            alike.setdefault((stack.device, stack.like.dtype, stack.dtype), []).append(stack)
+            of = self._params[stack.positions[0]].dtype
+            alike.setdefault((stack.device, stack.like.dtype, stack.dtype, of), []).append(stack)
         return [
             Fleet(same, [self._group_of[block.params[0]] for stack in same for block in stack.blocks])
             for same in alike.values()
@@ -353,38 +357,44 @@ class PSGD(RecordedOptimizer):
             halves = [fleet.pack(half) for half in pairs]
             measured = ([half.pop(0) for half in halves] for _ in fleet.stacks)
         lr = fitted.number(self.param_groups, "precond_lr")
+        signs = self._signs(fitted)
         if fitted.pools is None:
-            for stack, rate, pair in zip(fitted.stacks, fitted.split(lr), measured, strict=True):
-                self._descend(stack, rate, pair, ok)
+            for stack, rate, sign, pair in zip(fitted.stacks, fitted.split(lr), signs, measured, strict=True):
+                self._descend(stack, rate, pair, sign, ok)
         else:
-            found = (self._tangent(stack, pair) for stack, pair in zip(fitted.stacks, measured, strict=True))
+            found = (self._tangent(*each) for each in zip(fitted.stacks, measured, signs, strict=True))
             tangents, informative = map(list, zip(*found, strict=True))
             fitted.pools.descend_(tangents, lr, ok & torch.cat(informative))
         for (stack, rows), part in zip(chosen, fitted.stacks, strict=bool(chosen)):
             stack.put_back_(rows, part)
 
-    def _whiten(self, whole: Stack, fitted: Sequence[int], g: Tensor, noise: Draw, ok: Tensor) -> None:
+    def _whiten(
+        self, whole: Stack, fitted: Sequence[int], g: Tensor, noise: Callable[[int], Tensor], ok: Tensor
+    ) -> None:
         """Update ``Q`` of some blocks of a stack from the gradients of all."""
         stack = whole.select(fitted)
         if stack is not whole:
             g = torch.stack([g[row] for row in fitted])
+        fleet = self._by_device([stack])[0]
+        lr = fleet.number(self.param_groups, "precond_lr")
         if isinstance(stack.group, InverseFree) and self.criterion is c3:
             dtype = stack.like.dtype
-            lr = self._numbers(stack, "precond_lr")
             Pools([stack.group]).whiten_([g.to(dtype)], lr, self.probe.relative_damping(dtype), ok)
         else:
             pair = [stack.pack({i: noise(i) for i in stack.params()}), g]
-            self._descend(stack, self._numbers(stack, "precond_lr"), pair, ok)
+            self._descend(stack, lr, pair, self._signs(fleet)[0], ok)
         whole.put_back_(fitted, stack)
 
-    def _descend(self, stack: Stack, lr: float | Tensor, pair: list[Tensor], ok: Tensor) -> None:
+    def _descend(
+        self, stack: Stack, lr: float | Tensor, pair: list[Tensor], sign: float | Tensor | None, ok: Tensor
+    ) -> None:
         """Move ``Q`` one step along what the pair says."""
-        tangent, informative = self._tangent(stack, pair)
+        tangent, informative = self._tangent(stack, pair, sign)
         stack.group.descend_(tangent, lr, self.normalize, ok & informative)
 
-    def _tangent(self, stack: Stack, pair: list[Tensor]) -> tuple[Tangent, Tensor]:
+    def _tangent(self, stack: Stack, pair: list[Tensor], sign: float | Tensor | None) -> tuple[Tangent, Tensor]:
         """What the ``pair [δθ, δg]`` says of ``Q``, and for each block whether it says anything; empties that list."""
-        if (sign := self._signs(stack)) is not None:
+        if sign is not None:
             pair[1] = pair[1] * per_block(sign, pair[1])
         pair[1], informative = self.probe.damp(*pair)
         dtype = stack.like.dtype
@@ -458,15 +468,11 @@ class PSGD(RecordedOptimizer):
                 f"{checks.describe(now[i])}; PSGD wants parameters to stay as they are after the first step"
             )
 
-    def _signs(self, stack: Stack) -> float | Tensor | None:
-        """−1 for the blocks whose loss is maximised, 1 for the others; None where there are no such blocks."""
+    def _signs(self, fleet: Fleet) -> list[float | Tensor | None]:
+        """For each stack −1 for blocks whose loss is maximised, 1 for others; None where there are no such blocks."""
         if not any(group["maximize"] for group in self.param_groups):
-            return None
-        return 1 - 2 * self._numbers(stack, "maximize")
-
-    def _numbers(self, stack: Stack, key: str) -> float | Tensor:
-        """An option of the stack's blocks: one number where they agree, else one for each, shape ``(B,)``."""
-        return self._by_device([stack])[0].number(self.param_groups, key)
+            return [None] * len(fleet.stacks)
+        return fleet.split(1 - 2 * fleet.number(self.param_groups, "maximize"))
 
     def __repr__(self) -> str:
         choices = [self.preconditioner, self.criterion, self.probe, self.blocks]

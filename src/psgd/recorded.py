@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import options, usable
 from .addressed import Addressed
+from .compiled import ready
 from .criteria import Criterion, c2, c3
 from .fleet import Fleet
 from .found import Found, Grads, Pairs
@@ -35,13 +36,12 @@ class RecordedOptimizer(SharedOptimizer):
 
         It can where it is the same work at the same places every time, but for those of gradients and pairs.
         """
-        if self._team is not None or self._whole is None or fleets is not self._whole.fleets:
-            return None
-        tables = [fleet.aim(self._params) for fleet in fleets]
         if (
-            not (all(tables) and all(fleet.alike for fleet in fleets))
-            or len({fleet.device for fleet in fleets}) > 1
+            self._team is not None
+            or len({fleet.device for fleet in fleets}) != 1
+            or not all(fleet.table is not None and fleet.averaging is not None for fleet in fleets)
             or (found.moved and not (found.all_due and self._fits_alike(found)))
+            or not (self._only_averages(fleets) or ready(fleets[0].device, "gather"))
             or torch.cuda.is_current_stream_capturing()
         ):
             return None
@@ -53,10 +53,16 @@ class RecordedOptimizer(SharedOptimizer):
         return given if readable else None
 
     def _fits_alike(self, found: Found) -> bool:
-        """Whether ``Q`` is fitted without random numbers, and without looking at what the device has found."""
+        """Whether ``Q`` is fitted without random numbers, and by nothing that the key does not know."""
         if isinstance(self.probe, Whitening):
             return self.criterion is c3
-        return len(found.pairs) == len(found.moved) and self.criterion in (c2, c3)
+        known = self.criterion in (c2, c3) and type(self.probe).damp is Probe.damp
+        return known and len(found.pairs) == len(found.moved)
+
+    def _only_averages(self, fleets: Sequence[Fleet]) -> bool:
+        """Whether gradients are averaged and then not needed any more, so that they need not be copied."""
+        whitens = isinstance(self.probe, Whitening) and self.probe.of_average
+        return whitens and all(fleet.averaging for fleet in fleets)
 
     def _replay(
         self,
@@ -78,8 +84,10 @@ class RecordedOptimizer(SharedOptimizer):
         device = fleets[0].device
         replays = self._whole.replays
         if replays is None:
-            read = sum(tensor.nbytes for tensors in given.values() for tensor in tensors.values())
-            replays = self._whole.replays = Replays(device, read + sum(fleet.nbytes() for fleet in fleets))
+            nbytes = sum(fleet.nbytes() for fleet in fleets)
+            if not self._only_averages(fleets):  # copies of gradients and pairs
+                nbytes += 3 * sum(grad.nbytes for grad in found.grads.values())
+            replays = self._whole.replays = Replays(device, nbytes)
         addressed = self._whole.addressed
         for name, tensors in given.items():
             if name not in addressed:
@@ -91,18 +99,19 @@ class RecordedOptimizer(SharedOptimizer):
         (so_far,) = replays.hold("usable", [usable.agree(flags, [device])[device] if flags else True], torch.bool)
         groups = [{**group, "lr": rate} for group, rate in zip(self.param_groups, rates, strict=True)]
 
+        updates = bool(found.moved)
+        factors = [factor for fleet in fleets for factor in fleet.matrices]
+        kept = not updates and all(factor.keeps_P() for factor in factors)
+
         def step() -> None:
+            if not kept:  # a recording forms P of all factors, or of none
+                for factor in factors:
+                    factor.forget_P()
             ok = so_far.clone()
             addressed["grads"].check_(ok)
             pairs: Pairs = (addressed["dthetas"], addressed["dgrads"]) if found.pairs else {}
             advance(groups, {device: ok}, addressed["grads"], pairs)
 
-        updates = bool(found.moved)
-        factors = [factor for fleet in fleets for factor in fleet.matrices]
-        kept = not updates and all(factor.keeps_P() for factor in factors)
-        if not kept:  # a recording forms P of all factors, or of none
-            for factor in factors:
-                factor.forget_P()
         # Neither kernels nor recordings tell autograd that tensors change. Before, so that an interrupt comes too late.
         torch.autograd.graph.increment_version(self._params)
         if updates:
@@ -127,8 +136,9 @@ class RecordedOptimizer(SharedOptimizer):
         numbers = tuple(group[name] for group in groups for name in options.NAMES if name not in ("lr", "seed"))
         tables = tuple(fleet.table for fleet in fleets)
         assert self._whole is not None
-        aligned = tuple(a.aligned for name in given for a in self._whole.addressed[name].of.values())
+        addressed = [addresses for name in given for addresses in self._whole.addressed[name].of.values()]
+        places = tuple(addresses.aligned for addresses in addressed), tuple(fleet.averaging for fleet in fleets)
         dtypes = [fleet.stacks[0].like.dtype for fleet in fleets]
         damping = tuple(self.probe.relative_damping(dtype) for dtype in dtypes)
         low = tuple(lower(fleet.device, dtype) for fleet, dtype in zip(fleets, dtypes, strict=True))
-        return numbers, tables, aligned, damping, low, self.criterion, getattr(self.probe, "of_average", None)
+        return numbers, tables, places, damping, low, self.criterion, getattr(self.probe, "of_average", None)

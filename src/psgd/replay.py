@@ -34,7 +34,7 @@ class Replays:
 
     Args:
         device: a CUDA device
-        nbytes: of the optimizer's state there, and of what a step reads
+        nbytes: of the optimizer's state there, and of what a step copies
     """
 
     def __init__(self, device: torch.device, nbytes: int) -> None:

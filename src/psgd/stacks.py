@@ -48,6 +48,11 @@ class Stack:
         """Whether each block is one real parameter, as it is."""
         return all(block.views == block.shapes and len(block.params) == 1 for block in self.blocks)
 
+    @cached_property
+    def single(self) -> bool:
+        """Whether each block is one parameter, seen with any shape."""
+        return all(len(block.params) == 1 for block in self.blocks)
+
     @property
     def device(self) -> torch.device:
         return self.like.device

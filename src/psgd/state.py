@@ -250,8 +250,10 @@ class BlockOptimizer(Optimizer):
         alike: defaultdict[tuple[Any, ...], list[Block]] = defaultdict(list)
         for block in self._blocks:
             like = next(v for k, v in self._state_of(block).items() if k.startswith("Q"))
-            alike[block.shape, like.dtype, self._dtype_of(block), like.device].append(block)
-        return self._side_by_side([self._stack(blocks, *key) for key, blocks in alike.items()])
+            # Kernels want parameters of one dtype, too.
+            of = self._params[block.params[0]].dtype
+            alike[block.shape, like.dtype, self._dtype_of(block), like.device, of].append(block)
+        return self._side_by_side([self._stack(blocks, *key) for (*key, _), blocks in alike.items()])
 
     def _dtype_of(self, block: Block) -> torch.dtype:
         return precise_dtype([self._params[i] for i in block.params])
@@ -271,7 +273,9 @@ class BlockOptimizer(Optimizer):
             if "momentum" not in state:
                 state.update(Stack.new_average(shape, dtype, device))
         buffers = {
-            name: states[0][name][None] if len(states) == 1 else torch.stack([state[name] for state in states])
+            name: states[0][name][None].contiguous()
+            if len(states) == 1
+            else torch.stack([state[name] for state in states])
             for name in (*template.buffers(), *(AVERAGE if with_average else ()))
         }
         average = {name: buffers[name] for name in AVERAGE if with_average}

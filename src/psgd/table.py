@@ -27,7 +27,7 @@ class Table:
     def __init__(self, thetas: Sequence[Tensor], starts: Sequence[int], scales: Sequence[tuple[int, int, int]]) -> None:
         self.pointers = [theta.data_ptr() for theta in thetas]
         self.dtype = thetas[0].dtype
-        numels = [theta.numel() for theta in thetas]
+        self.numels = numels = [theta.numel() for theta in thetas]
         #: whether 16 bytes can be read at once, of everything that begins at a multiple of them, and whether θ does
         self.even = all(number % 16 == 0 for number in (*numels, *starts))
         self.aligned = all(pointer % 16 == 0 for pointer in self.pointers)
@@ -227,6 +227,12 @@ def _try_subtract(device: torch.device, dtype: torch.dtype, low: torch.dtype) ->
     table, _, zero = _small(device)
     v = torch.ones(256, dtype=dtype, device=device)
     table.subtract_(v, v, zero, zero, zero > 0)
+
+
+@trial("gather", early=False)
+def _try_gather(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
+    table, here, _ = _small(device)
+    table.gather(here, torch.empty(256, device=device))
 
 
 @trial("check")

@@ -296,15 +296,20 @@ def owners(kind: str, **options: Any) -> dict[int, int]:
 
 
 def a_bad_gradient_on_one_rank(kind: str, error_if_nonfinite: bool) -> tuple[bool, int]:
-    """Whether parameters moved, and how many steps were skipped."""
+    """Whether parameters moved, and how many steps were skipped; one is bad for each parameter in turn."""
     model, more = wrapped(model_of(torch.float64), kind)
     optimizer = PSGD(model.parameters(), probe=Whitening(), lr=0.01, error_if_nonfinite=error_if_nonfinite, **more)
     go(model, optimizer, torch.float64, 0, 2)
     before = result(model, optimizer)["params"]
-    if dist.get_rank() == 1:
-        last = list(model.parameters())[-2].grad
-        (last.to_local() if isinstance(last, DTensor) else last).fill_(torch.nan)
-    optimizer.step()
+    params = list(model.parameters())
+    grads = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in params]
+    for grad in grads:
+        if dist.get_rank() == 1:
+            good = grad.clone()
+            grad.fill_(torch.nan)
+        optimizer.step()
+        if dist.get_rank() == 1:
+            grad.copy_(good)
     after = result(model, optimizer)["params"]
     return not all(map(torch.equal, before, after)), int(optimizer.state[next(model.parameters())]["skipped"])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..compiled import jit, ready, tl, triton
+from ..compiled import jit, ready, tl, trial, triton
 
 #: rows of a block, and columns of it that one program handles
 ROWS = 64
@@ -32,6 +32,12 @@ def descend_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor) -> None:
         sums = sums.flip(0).cumsum_(0).flip(0)
         _descend[grid](Q, U, W, sums, scale, n, ROWS, COLUMNS)
     torch.autograd.graph.increment_version(Q)
+
+
+@trial("blocks", early=False)
+def _try_blocks(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
+    Q = torch.eye(ROWS, device=device)
+    descend_(Q, Q[:, :2], Q[:2], Q[0, 0])
 
 
 @jit

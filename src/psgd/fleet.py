@@ -147,13 +147,11 @@ class Fleet:
         return self.table
 
     def can_read(self, tensors: Mapping[int, Tensor]) -> bool:
-        """Whether kernels can: as many numbers of the same dtype as the parameter, as they are and in their order."""
+        """Whether kernels can: each has as many numbers of the same dtype as its parameter, on the same device."""
         assert self.table is not None
-        dtype = self.table.dtype
-        return all(
-            t.dtype == dtype and t.numel() == numel and t.device == self.device and t.is_contiguous() and not t.is_neg()
-            for t, numel in zip([tensors[i] for i in self.positions], self.table.numels, strict=True)
-        )
+        kind = (self.table.dtype, self.device)
+        each = zip([tensors[i] for i in self.positions], self.table.numels, strict=True)
+        return all(t.numel() == numel and (t.dtype, t.device) == kind for t, numel in each)
 
     def _new_table(self, thetas: Sequence[Tensor]) -> Table | None:
         free = all(isinstance(stack.group, InverseFree) and stack.single for stack in self.stacks)

@@ -45,10 +45,10 @@ class RecordedOptimizer(SharedOptimizer):
             or torch.cuda.is_current_stream_capturing()
         ):
             return None
-        given = {"grads": {i: real(grad) for i, grad in found.grads.items()}}
+        given = {"grads": {i: _in_order(real(grad)) for i, grad in found.grads.items()}}
         if found.pairs:
-            given["dthetas"] = {i: dtheta for i, (dtheta, _) in found.pairs.items()}
-            given["dgrads"] = {i: dgrad for i, (_, dgrad) in found.pairs.items()}
+            given["dthetas"] = {i: _in_order(dtheta) for i, (dtheta, _) in found.pairs.items()}
+            given["dgrads"] = {i: _in_order(dgrad) for i, (_, dgrad) in found.pairs.items()}
         readable = all(fleet.can_read(tensors) for fleet in fleets for tensors in given.values())
         return given if readable else None
 
@@ -142,3 +142,8 @@ class RecordedOptimizer(SharedOptimizer):
         damping = tuple(self.probe.relative_damping(dtype) for dtype in dtypes)
         low = tuple(lower(fleet.device, dtype) for fleet, dtype in zip(fleets, dtypes, strict=True))
         return numbers, tables, places, damping, low, self.criterion, getattr(self.probe, "of_average", None)
+
+
+def _in_order(t: Tensor) -> Tensor:
+    """With its numbers one after the other in memory, as they are: itself, or a copy."""
+    return t.contiguous().resolve_neg()

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from psgd import Diagonal, Kronecker
+from psgd import PSGD, Diagonal, Kronecker, Whitening
 from psgd.blocks import PerTensor
 from psgd.fleet import Direction, Fleet
 from psgd.groups import Structure
@@ -270,3 +270,13 @@ def test_a_direction_has_the_length_of_its_step(structure: Structure, dtype: tor
     step = Direction.of(stack, g)[0].step(rate, (3, 4), dtype)
     assert step.dtype == dtype
     torch.testing.assert_close(step, (right * rate[:, None, None]).to(dtype))
+
+
+def test_factors_of_a_fleet_lie_side_by_side():
+    """Also where parameters of two dtypes, which are two fleets, take turns."""
+    kinds = [((8, 8), torch.bfloat16), ((4, 8), torch.float32), ((16, 8), torch.bfloat16), ((8, 16), torch.float32)] * 2
+    params = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape, dtype in kinds]
+    optimizer = PSGD(params, lr=0.1, probe=Whitening())
+    fleets = optimizer._by_device(optimizer.stacks)
+    assert len(fleets) == 2
+    assert not any(pool.copied for fleet in fleets for pool in fleet.pools.pools)

@@ -41,8 +41,8 @@ class RecordedOptimizer(SharedOptimizer):
             or len({fleet.device for fleet in fleets}) != 1
             or not all(fleet.table is not None and fleet.averaging is not None for fleet in fleets)
             or (found.moved and not (found.all_due and self._fits_alike(found)))
-            or not (self._only_averages(fleets) or ready(fleets[0].device, "gather"))
             or torch.cuda.is_current_stream_capturing()
+            or not (self._only_averages(fleets) or ready(fleets[0].device, "gather"))
         ):
             return None
         given = {"grads": {i: _in_order(real(grad)) for i, grad in found.grads.items()}}

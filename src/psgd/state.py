@@ -282,12 +282,13 @@ class BlockOptimizer(Optimizer):
         return Stack(blocks, template.bind(buffers), average, dtype)
 
     def _side_by_side(self, stacks: list[Stack]) -> list[Stack]:
-        """Put factors of one size of all stacks side by side in memory, so that they can be seen as one tensor."""
+        """Put factors of one size of all stacks of a fleet side by side in memory, to be seen as one tensor."""
         alike: defaultdict[tuple[Any, ...], list[tuple[int, str, Tensor]]] = defaultdict(list)
         for k, stack in enumerate(stacks):
             for name, buffer in stack.group.buffers().items():
                 part = name.partition("_")[2]
-                alike[part, buffer.shape[1:], buffer.dtype, stack.dtype, buffer.device].append((k, name, buffer))
+                of = self._params[stack.positions[0]].dtype
+                alike[part, buffer.shape[1:], buffer.dtype, stack.dtype, buffer.device, of].append((k, name, buffer))
         moved: list[dict[str, Tensor]] = [dict(stack.group.buffers()) for stack in stacks]
         for same in alike.values():
             if len(same) > 1:

@@ -135,16 +135,15 @@ class Fleet:
         parts = zip(self.stacks, self._parts(buffer), strict=True)
         return [part.view(len(part), *stack.blocks[0].shape).to(self.dtype) for stack, part in parts]
 
-    def aim(self, params: Sequence[Tensor]) -> Table | None:
-        """What the kernel that moves all parameters needs, if it can; anew where they lie elsewhere now."""
+    def aim(self, params: Sequence[Tensor]) -> None:
+        """Find what kernels that go through all parameters need, if they can; anew where they lie elsewhere now."""
         if not all(ready(self.device, kernel) for kernel in Table.kernels):
-            return None
+            return
         thetas = [real(params[i]) for i in self.positions]
         same = self.table is not None and [theta.data_ptr() for theta in thetas] == self.table.pointers
         if not same or not all(theta.is_contiguous() for theta in thetas):
             # While someone records a CUDA graph, nothing can be sent to the device.
             self.table = None if torch.cuda.is_current_stream_capturing() else self._new_table(thetas)
-        return self.table
 
     def can_read(self, tensors: Mapping[int, Tensor]) -> bool:
         """Whether kernels can: each has as many numbers of the same dtype as its parameter, on the same device."""

@@ -179,9 +179,6 @@ class PSGD(RecordedOptimizer):
             for observe in self.observers:
                 observe(int(self._clock), evaluation, found.grads)
             fleets, parts = self._fleets(found.grads)
-            if self._team is None and self._whole is not None and fleets is self._whole.fleets:
-                for fleet in fleets:
-                    fleet.aim(self._params)
             advance = partial(self._advance, fleets, parts, found)
             if (given := self._recordable(fleets, found)) is not None:
                 self._replay(fleets, found, given, advance, flags)
@@ -276,6 +273,8 @@ class PSGD(RecordedOptimizer):
         if len(grads) == self._filled:
             if self._whole is None or self._whole.stacks is not stacks:
                 self._whole = Whole(stacks, self._by_device(stacks))
+            for fleet in self._whole.fleets if self._team is None else []:
+                fleet.aim(self._params)
             return self._whole.fleets, []
         chosen = [(stack, stack.having(grads)) for stack in stacks]
         parts = [(stack, rows, stack.select(rows)) for stack, rows in chosen if rows]
@@ -285,8 +284,7 @@ class PSGD(RecordedOptimizer):
     def _by_device(self, stacks: Sequence[Stack]) -> list[Fleet]:
         alike: dict[Any, list[Stack]] = {}
         for stack in stacks:
-            of = self._params[stack.positions[0]].dtype
-            alike.setdefault((stack.device, stack.like.dtype, stack.dtype, of), []).append(stack)
+            alike.setdefault(self._fleet_of(stack), []).append(stack)
         return [
             Fleet(same, [self._group_of[block.params[0]] for stack in same for block in stack.blocks])
             for same in alike.values()
@@ -322,8 +320,7 @@ class PSGD(RecordedOptimizer):
                 weights = fleet.split(weight) if weight is not None else [None] * len(gs)
                 for stack, g, w in zip(fleet.stacks, gs, weights, strict=True):
                     if fitted := stack.having(set(found.moved)):
-                        mean = g if w is None or not of_average else g / per_block(w, g)
-                        source = mean if of_average else stack.pack(found.grads)
+                        source = (g if w is None else g / per_block(w, g)) if of_average else stack.pack(found.grads)
                         self._whiten(stack, fitted, source, found.noise, ok)
         rare = all(group["update_every"] > 1 for group in self.param_groups)
         buffer, outs = fleet.room()

@@ -250,8 +250,7 @@ class BlockOptimizer(Optimizer):
         alike: defaultdict[tuple[Any, ...], list[Block]] = defaultdict(list)
         for block in self._blocks:
             like = next(v for k, v in self._state_of(block).items() if k.startswith("Q"))
-            # Kernels want parameters of one dtype, too.
-            of = self._params[block.params[0]].dtype
+            of = self._params[block.params[0]].dtype  # see `_fleet_of`
             alike[block.shape, like.dtype, self._dtype_of(block), like.device, of].append(block)
         return self._side_by_side([self._stack(blocks, *key) for (*key, _), blocks in alike.items()])
 
@@ -281,14 +280,17 @@ class BlockOptimizer(Optimizer):
         average = {name: buffers[name] for name in AVERAGE if with_average}
         return Stack(blocks, template.bind(buffers), average, dtype)
 
+    def _fleet_of(self, stack: Stack) -> tuple[Any, ...]:
+        """What the stacks of a fleet have in common. Kernels want parameters of one dtype, too."""
+        return stack.device, stack.like.dtype, stack.dtype, self._params[stack.positions[0]].dtype
+
     def _side_by_side(self, stacks: list[Stack]) -> list[Stack]:
         """Put factors of one size of all stacks of a fleet side by side in memory, to be seen as one tensor."""
         alike: defaultdict[tuple[Any, ...], list[tuple[int, str, Tensor]]] = defaultdict(list)
         for k, stack in enumerate(stacks):
             for name, buffer in stack.group.buffers().items():
                 part = name.partition("_")[2]
-                of = self._params[stack.positions[0]].dtype
-                alike[part, buffer.shape[1:], buffer.dtype, stack.dtype, buffer.device, of].append((k, name, buffer))
+                alike[part, buffer.shape[1:], buffer.dtype, self._fleet_of(stack)].append((k, name, buffer))
         moved: list[dict[str, Tensor]] = [dict(stack.group.buffers()) for stack in stacks]
         for same in alike.values():
             if len(same) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,46 +47,18 @@ class Table:
             decay: for each parameter
             usable: one flag
         """
-        with torch.cuda.device(v.device):
-            _subtract[(len(self.chunks),)](
-                self.blocks,
-                self.chunks,
-                v,
-                scale,
-                rate,
-                decay,
-                usable,
-                self.even and self.aligned and v.data_ptr() % 16 == 0,
-                DTYPES[self.dtype],
-                wide(self.dtype, v.dtype),
-                CHUNK,
-            )
+        even = self.even and self.aligned and v.data_ptr() % 16 == 0
+        self._launch(_subtract, v, scale, rate, decay, usable, even, DTYPES[self.dtype], wide(self.dtype, v.dtype))
 
     def check_(self, sources: Addresses, usable: Tensor) -> None:
         """Set a flag to false if anything is not finite in some tensors, each like its parameter."""
-        with torch.cuda.device(usable.device):
-            _check[(len(self.chunks),)](
-                self.blocks,
-                self.chunks,
-                sources.place,
-                usable.view(torch.uint8),
-                self.even and sources.aligned,
-                DTYPES[self.dtype],
-                CHUNK,
-            )
+        even = self.even and sources.aligned
+        self._launch(_check, sources.place, usable.view(torch.uint8), even, DTYPES[self.dtype])
 
     def gather(self, sources: Addresses, out: Tensor) -> None:
         """Copy some tensors, each like its parameter, to a buffer like that of the directions."""
-        with torch.cuda.device(out.device):
-            _gather[(len(self.chunks),)](
-                self.blocks,
-                self.chunks,
-                sources.place,
-                out,
-                self.even and sources.aligned and out.data_ptr() % 16 == 0,
-                DTYPES[self.dtype],
-                CHUNK,
-            )
+        even = self.even and sources.aligned and out.data_ptr() % 16 == 0
+        self._launch(_gather, sources.place, out, even, DTYPES[self.dtype])
 
     def average_(
         self, sources: Addresses, means: Addresses, dtype: torch.dtype, weight: Tensor, usable: Tensor
@@ -99,20 +72,14 @@ class Table:
             weight: for each parameter
             usable: one flag
         """
-        with torch.cuda.device(usable.device):
-            _average[(len(self.chunks),)](
-                self.blocks,
-                self.chunks,
-                sources.place,
-                means.place,
-                weight,
-                usable,
-                self.even and sources.aligned and means.aligned,
-                DTYPES[self.dtype],
-                DTYPES[dtype],
-                wide(self.dtype, dtype),
-                CHUNK,
-            )
+        even = self.even and sources.aligned and means.aligned
+        dtypes = DTYPES[self.dtype], DTYPES[dtype], wide(self.dtype, dtype)
+        self._launch(_average, sources.place, means.place, weight, usable, even, *dtypes)
+
+    def _launch(self, kernel: Any, *arguments: Any) -> None:
+        """A program for each chunk."""
+        with torch.cuda.device(self.blocks.device):
+            kernel[(len(self.chunks),)](self.blocks, self.chunks, *arguments, CHUNK)
 
 
 @jit

@@ -27,7 +27,7 @@ def loss_is_finite(loss: Any) -> list[Tensor]:
 
 def finite(grads: Iterable[Tensor]) -> list[Tensor]:
     """Flags that are true where gradients are finite."""
-    grads = [grad for grad in grads if grad.numel() > 0]
+    grads = [grad for grad in grads if grad.numel() > 0]  # a rank's part of a small parameter may be empty
     kinds = {(grad.device, grad.dtype) for grad in grads}
     alike = [grads] if len(kinds) == 1 else [[g for g in grads if (g.device, g.dtype) == kind] for kind in kinds]
     return [_finite(torch.stack(_witnesses([real(grad) for grad in same]))) for same in alike]

@@ -8,7 +8,7 @@ from torch import nn
 
 from psgd import PSGD, Affine, Dense, FiniteDifference, HessianVector, Joint, PerTensor, Whitening
 from psgd.blocks import Blocks
-from psgd.real import real
+from psgd.ops.real import real
 
 from .cases import train
 

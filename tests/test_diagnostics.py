@@ -10,10 +10,10 @@ from torch import Tensor
 
 from psgd import PSGD, Affine, Dense, HessianVector, Joint, Kronecker, PerTensor, diagnostics
 from psgd.diagnostics import lanczos_quadrature, model_properties, preconditioned_eigenvalues, properties
+from tests.state.test_store import bits
 
 from .cases import STRUCTURES, batch, small_model, train
 from .test_criteria import random_hessian
-from .test_state import bits
 
 
 def random_preconditioner(n: int, seed: int) -> Tensor:

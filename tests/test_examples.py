@@ -1,6 +1,6 @@
 """The examples of the gallery run, at a small size: they learn something, draw it, and the gallery shows them all.
 
-Those for several ranks have a file of their own, tests/distributed/test_examples.py.
+Those for several ranks have a file of their own, tests/ranks/test_examples.py.
 """
 
 from __future__ import annotations

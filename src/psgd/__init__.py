@@ -8,8 +8,7 @@ from .minimizing import OptimizeResult, minimize
 from .monitor import Monitor
 from .normalize import MaxAbs, MaxDiag, Spectral
 from .optimizer import PSGD
-from .planned import Plan
-from .planning import plan
+from .planning import Plan, plan
 from .probes import FiniteDifference, HessianVector, Whitening
 
 __version__ = "0.1.0"

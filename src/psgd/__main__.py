@@ -9,7 +9,7 @@ EXTRA = ("matplotlib", "rich", "typer")
 
 def main() -> int:
     try:
-        from . import cli
+        from .cli import main as cli
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in EXTRA:
             raise

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .real import real
+from .ops.real import real
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from .blocks import Block
-from .closures import evaluate_forward
+from .ops.distributed import is_divided
+from .ops.real import like, real
 from .optimizer import PSGD
-from .real import like, real
-from .team import is_divided
-from .undo import Gradients
+from .probes.closures import evaluate_forward
+from .probes.restore import Gradients
 
 LinearMap = Callable[[Tensor], Tensor]
 

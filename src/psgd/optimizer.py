@@ -10,25 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks, guarded, options, summary, usable
 from .blocks import Blocks, PerTensor
 from .criteria import Criterion, c3
-from .fleet import Direction, Fleet, Heading
-from .found import Found, Grads, Pairs
+from .engine import flags as usable
+from .engine.bucket import Direction, Fleet, Heading
+from .engine.found import Found, Grads, Pairs
+from .engine.recorder import RecordedOptimizer
+from .engine.stack import Stack, per_block
 from .groups import Kronecker, Structure
 from .groups.inverse_free import ALL_CHORES, Chores, InverseFree
-from .groups.pools import Pools
-from .noise import Noise, mix
+from .groups.pooled import Pools
 from .normalize import Normalization
+from .ops import parameters as guarded
+from .ops.distributed import aligned, local, local_of, several_ranks
+from .ops.real import real
+from .ops.streams import at_once
 from .probes import Evaluation, FiniteDifference, Probe, Whitening
-from .real import real
-from .recorded import RecordedOptimizer
-from .replay import at_once
-from .stacks import Stack, per_block
-from .state import Whole
+from .probes.noise import Noise, mix
+from .probes.restore import Gradients
+from .state import checks, options, summary
+from .state.store import Whole
 from .tangent import Tangent
-from .team import aligned, local, local_of, several_ranks
-from .undo import Gradients
 
 
 class PSGD(RecordedOptimizer):

@@ -9,9 +9,9 @@ import torch
 from rich.console import Console
 
 import psgd
-from psgd import cli
 from psgd.bench import BENCHMARKS, benchmark, peers
 from psgd.bench.isolate import Task
+from psgd.cli import main as cli
 from tests.bench import toy
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from psgd import cli
 from psgd.bench import hard, peers, problems
 from psgd.bench.benchmark import Plan
 from psgd.bench.isolate import Outcome, SkippedError, Task
 from psgd.bench.objectives import PROBLEMS
+from psgd.cli import main as cli
 from psgd.experiments.drawing import images
 
 SMALL = [name for name in PROBLEMS if name != "mnist"]

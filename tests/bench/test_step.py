@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from psgd import cli
 from psgd.bench import peers, step
 from psgd.bench.benchmark import Plan
 from psgd.bench.isolate import SkippedError
+from psgd.cli import main as cli
 
 TINY = step.Transformer(layers=1, width=4, vocabulary=7, context=3)
 

@@ -15,7 +15,7 @@ from psgd import PSGD, Dense, Diagonal, Kronecker, LimitedMemory, LowRank, White
 from psgd.groups import Group
 from psgd.groups.diagonal import DiagonalFactor
 from psgd.groups.inverse_free import KINDS, Chores
-from psgd.groups.pools import Pools
+from psgd.groups.pooled import Pools
 
 from ..cases import Case, cases
 

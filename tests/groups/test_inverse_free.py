@@ -13,7 +13,7 @@ from psgd.criteria import Criterion
 from psgd.groups.diagonal import DiagonalFactor
 from psgd.groups.inverse_free import InverseFree
 from psgd.groups.near_symmetric import NearSymmetric
-from psgd.groups.pools import Pools
+from psgd.groups.pooled import Pools
 from psgd.tangent import Tangent
 
 from ..cases import criteria

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from psgd import PSGD, Dense, FiniteDifference, Whitening
-from psgd.noise import Noise
-from psgd.undo import Gradients
+from psgd.probes.noise import Noise
+from psgd.probes.restore import Gradients
 
 from ..cases import batch, small_model
 

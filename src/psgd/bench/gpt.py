@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as fn
 
-from ..kernels import sent
+from ..ops.streams import sent
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..kernels import scaled
+from ..ops.factors import scaled
 from ..tangent import unfold
 
 

@@ -9,14 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..compiled import trial
 from ..normalize import Normalization
+from ..ops.triton import trial
 from ..tangent import Tangent
 from .axes import along, multiply_axes
 from .base import Group
 from .diagonal import DiagonalFactor
 from .near_symmetric import NearSymmetric
-from .pools import Pools
+from .pooled import Pools
 
 #: Of so many updates of ``Q`` each is of one kind, see ``Chores``.
 KINDS = 8

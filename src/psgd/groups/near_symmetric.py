@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..kernels import asymmetry, descend_
+from ..ops.factors import asymmetry, descend_
 from ..tangent import largest
 from .axes import low
 from .base import Factor

@@ -11,8 +11,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ..ops import triangular as parallel
 from ..tangent import BLOCK_ROWS, Tangent, is_formed, rows_at_once, steps_down
-from . import parallel
 from .base import Group, LeftFactor, Structure
 
 

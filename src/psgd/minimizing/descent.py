@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..noise import Noise
+from ..probes.noise import Noise
 from . import result
 from .line_search import search
 from .metric import Metric

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..criteria import Criterion
 from ..groups import Dense, Group, Kronecker, Structure
-from ..memory import available_bytes, readable
 from ..normalize import Spectral
+from ..state.memory import available_bytes, readable
 from ..tangent import Tangent
 
 #: a pair that fits to this is not worth a further descent

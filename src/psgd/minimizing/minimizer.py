@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from .. import checks
 from ..criteria import Criterion, c3
 from ..groups import Dense, Diagonal, Kronecker, Structure
 from ..probes import Probe, Whitening
+from ..state import checks
 from . import result
 from .descent import Limits, Reason, State, descend
 from .metric import Metric

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..noise import mix
+from ..probes.noise import mix
 
 FORWARD, CENTRAL = "2-point", "3-point"
 

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from ..criteria import c3, log_length, misfit
+from ..engine.stack import Stack, per_block
 from ..groups import Group
+from ..groups.condition import change, condition
 from ..groups.inverse_free import InverseFree
-from ..groups.reading import change, condition
-from ..noise import Noise
+from ..ops.distributed import local
+from ..ops.real import real
 from ..optimizer import PSGD
 from ..probes import Evaluation, Whitening
-from ..real import real
-from ..stacks import Stack, per_block
-from ..team import local
+from ..probes.noise import Noise
 
 #: for each stack, a number for each of its blocks; of condition, for each factor and block
 Numbers = list[Tensor]

@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .. import diagnostics, options
+from .. import diagnostics
+from ..ops.distributed import several_ranks
 from ..optimizer import PSGD, without_autocast
 from ..probes import Evaluation
-from ..team import several_ranks
+from ..state import options
 from . import measure
 from .files import CSVFile
 from .record import Record, named_blocks

@@ -1,0 +1,1 @@
+"""How a step is fast: blocks of one shape together, all blocks of a device at once, and recorded steps."""

@@ -1,0 +1,124 @@
+"""Steps recorded as CUDA graphs: where kernels are short, launching them takes longer than running them."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+#: how often something is done as usual before it is recorded: libraries set themselves up, options may still change
+WARM_UP = 2
+#: how many recordings are kept, and how many keys are remembered
+MOST = 16
+#: the part of a device's memory that these may take; with more than that, kernels are long
+LARGE = 1 / 16
+
+
+class Replays:
+    """Functions without arguments and results, each recorded under a key once it has been called a few times.
+
+    All memory they read and write must stay where it is. What they need meanwhile stays reserved, once for all of them.
+
+    Args:
+        device: a CUDA device
+        nbytes: of the optimizer's state there, and of what a step copies
+    """
+
+    def __init__(self, device: torch.device, nbytes: int) -> None:
+        self.device = device
+        self.nbytes = nbytes
+        self._seen: Counter[Hashable] = Counter()
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._pool: Any = None
+        self._held: dict[str, list[tuple[Any, Tensor]]] = {}
+
+    @cached_property
+    def worthwhile(self) -> bool:
+        return self.nbytes < LARGE * torch.cuda.get_device_properties(self.device).total_memory
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        """Always the same one, as memory belongs to a stream."""
+        return torch.cuda.Stream(self.device)
+
+    def hold(self, name: str, values: Sequence[Any], dtype: torch.dtype) -> list[Tensor]:
+        """Numbers, or tensors with one element, at places that stay the same from call to call."""
+        held = self._held.get(name)
+        if held is None or len(held) != len(values):
+            held = [(None, torch.empty((), dtype=dtype, device=self.device)) for _ in values]
+        for k, (value, (last, place)) in enumerate(zip(values, held, strict=True)):
+            if isinstance(value, Tensor):
+                place.copy_(value.detach().reshape(()), non_blocking=True)
+            elif value != last:
+                place.fill_(value)
+            held[k] = (None if isinstance(value, Tensor) else value, place)
+        self._held[name] = held
+        return [place for _, place in held]
+
+    def __call__(self, key: Hashable, function: Callable[[], None]) -> None:
+        """Call the function, or replay what it did under that key."""
+        if key not in self._graphs:
+            self._seen[key] += 1
+            if self._seen[key] <= WARM_UP or not self._record(key, function):
+                while len(self._seen) > MOST:  # of keys that come once, as in a schedule, none is recorded
+                    del self._seen[next(iter(self._seen))]
+                function()
+                return
+        graph = self._graphs[key] = self._graphs.pop(key)  # now the last to be dropped
+        graph.replay()
+
+    def _record(self, key: Hashable, function: Callable[[], None]) -> bool:
+        """Whether there is a recording now. Nothing has been done yet, so if not, it can be done as usual."""
+        if not self.worthwhile:
+            return False
+        graph = torch.cuda.CUDAGraph()
+        side = self._stream
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        error: BaseException | None = None
+        with torch.cuda.stream(side), without_garbage_collection():
+            try:
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                function()
+            except BaseException as e:
+                error = e
+            try:
+                graph.capture_end()
+            except RuntimeError as e:  # follows from the first error, if there was one
+                error = error or e
+        if error is not None:
+            self.worthwhile = False
+            if not isinstance(error, RuntimeError):
+                raise error
+            warnings.warn(f"PSGD goes on without CUDA graphs, as a step could not be recorded: {error}", stacklevel=2)
+            return False
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        self._pool = graph.pool()
+        self._keep(key, graph)
+        return True
+
+    def _keep(self, key: Hashable, graph: torch.cuda.CUDAGraph) -> None:
+        self._graphs[key] = graph
+        del self._seen[key]
+        while len(self._graphs) > MOST:
+            del self._graphs[next(iter(self._graphs))]
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Whatever is collected may call the driver, which must not happen during a recording."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,136 @@
+"""Blocks of one shape, handled together: what the optimizer keeps for them, with a leading dimension B."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from ..blocks import Block
+from ..groups import Group
+from ..ops import parameters as guarded
+
+#: names of what is kept for an average of gradients
+AVERAGE = ("momentum", "momentum_weight")
+
+
+class Stack:
+    """Equal-shape blocks with their ``Q`` and, where it is used, the running average of their gradients.
+
+    Args:
+        blocks: the B blocks
+        group: their ``Q``
+        average: the average of gradients, and the sum of its weights: ``{"momentum": …, "momentum_weight": …}``, or
+            empty
+        dtype: of gradients, averages and steps; ``Q`` may be less precise
+    """
+
+    def __init__(
+        self, blocks: Sequence[Block], group: Group, average: Mapping[str, Tensor], dtype: torch.dtype
+    ) -> None:
+        self.blocks = list(blocks)
+        self.group = group
+        self.average = dict(average)
+        self.dtype = dtype
+        self.like = next(iter(group.buffers().values()))
+        #: what ``same_layout`` was asked for last, and its parts
+        self._parts: tuple[Tensor, list[Tensor]] | None = None
+
+    @cached_property
+    def positions(self) -> list[int]:
+        return [i for block in self.blocks for i in block.params]
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether each block is one real parameter, as it is."""
+        return all(block.views == block.shapes and len(block.params) == 1 for block in self.blocks)
+
+    @cached_property
+    def single(self) -> bool:
+        """Whether each block is one parameter, seen with any shape."""
+        return all(len(block.params) == 1 for block in self.blocks)
+
+    @property
+    def device(self) -> torch.device:
+        return self.like.device
+
+    def params(self) -> Iterator[int]:
+        for block in self.blocks:
+            yield from block.params
+
+    def having(self, given: Container[int]) -> list[int]:
+        """The blocks of which at least one parameter is given."""
+        return [b for b, block in enumerate(self.blocks) if any(i in given for i in block.params)]
+
+    def buffers(self) -> dict[str, Tensor]:
+        return {**self.group.buffers(), **self.average}
+
+    def pack(self, tensors: Mapping[int, Tensor]) -> Tensor:
+        """Stack the blocks of the given parameters, by position; parameters left out count as zero."""
+        packed = []
+        for block in self.blocks:
+            parts = [
+                tensors[i] if i in tensors else torch.zeros(shape, dtype=self.dtype, device=self.device)
+                for i, shape in zip(block.params, block.shapes, strict=True)
+            ]
+            packed.append(block.pack(parts).to(self.dtype))
+        return packed[0].unsqueeze(0) if len(packed) == 1 else torch.stack(packed)
+
+    def unpack(self, stacked: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Positions of the parameters, and their parts as views of ``stacked``."""
+        if self.plain:
+            yield from zip(self.positions, stacked.unbind(), strict=True)
+            return
+        for block, part in zip(self.blocks, stacked.unbind(), strict=True):
+            yield from zip(block.params, block.unpack(part), strict=True)
+
+    def select(self, chosen: Sequence[int]) -> Stack:
+        """A stack of some of the blocks; all of them is this stack itself, fewer are copies (see ``put_back_``)."""
+        if len(chosen) == len(self.blocks):
+            return self
+        part = {name: torch.stack([buffer[i] for i in chosen]) for name, buffer in self.buffers().items()}
+        average = {name: part[name] for name in self.average}
+        return Stack([self.blocks[i] for i in chosen], self.group.bind(part), average, self.dtype)
+
+    def put_back_(self, chosen: Sequence[int], part: Stack) -> None:
+        if part is self:
+            return
+        theirs = part.buffers()
+        for name, buffer in self.buffers().items():
+            for row, i in enumerate(chosen):
+                buffer[i].copy_(theirs[name][row])
+
+    @staticmethod
+    def new_average(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        """The average of no gradients, for one block."""
+        return {
+            "momentum": torch.zeros(*shape, dtype=dtype, device=device),
+            "momentum_weight": torch.zeros((), dtype=dtype, device=device),
+        }
+
+    def start_average(self) -> None:
+        new = self.new_average(self.blocks[0].shape, self.dtype, self.device)
+        count = len(self.blocks)
+        self.average = {name: value.expand(count, *value.shape).clone() for name, value in new.items()}
+
+    def same_layout(self, stacked: Tensor, tensors: Mapping[int, Tensor]) -> tuple[list[Tensor], list[Tensor]] | None:
+        """The parts of ``stacked`` with the tensors that belong there, if these need not be packed."""
+        if not self.plain:
+            return None
+        if self._parts is None or self._parts[0] is not stacked:
+            self._parts = (stacked, list(stacked.unbind()))
+        parts = self._parts[1]
+        values = [tensors[i] for i in self.positions]
+        return (parts, values) if guarded.can_fuse(parts, values) else None
+
+
+@overload
+def per_block(value: Tensor, like: Tensor) -> Tensor: ...
+@overload
+def per_block(value: float | Tensor, like: Tensor) -> float | Tensor: ...
+def per_block(value: float | Tensor, like: Tensor) -> float | Tensor:
+    """A number for each block, ready to be multiplied with arrays of the stack."""
+    return value.reshape(-1, *[1] * (like.ndim - 1)) if isinstance(value, Tensor) and value.ndim else value

@@ -1,0 +1,1 @@
+"""Primitives: a torch reference of each and, where it pays, a Triton twin."""

@@ -1,0 +1,59 @@
+"""Tensors of which each rank may hold a part (``DTensor``), and means over ranks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+#: where divided tensors are defined; who has never imported it has none, and importing it takes a second
+_DIVIDED = "torch.distributed.tensor"
+
+
+def is_divided(t: Tensor) -> bool:
+    """Whether it is a ``DTensor``, of which a rank may hold only a part."""
+    return _DIVIDED in sys.modules and isinstance(t, sys.modules[_DIVIDED].DTensor)
+
+
+def local(t: Tensor) -> Tensor:
+    """The part of it that is here."""
+    return t.to_local() if is_divided(t) else t  # type: ignore[attr-defined]
+
+
+def local_of(whole: Tensor, like: Tensor) -> Tensor:
+    """The part of a whole tensor that belongs here, if it is divided as ``like``; nothing is sent."""
+    if not is_divided(like):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()  # type: ignore[attr-defined]
+
+
+def aligned(grad: Tensor, like: Tensor) -> Tensor:
+    """A gradient divided as its parameter is: others come from some layers of tensor parallelism. All ranks ask."""
+    if not is_divided(like):
+        return grad
+    if not is_divided(grad):
+        raise ValueError(
+            f"params: one of shape {tuple(like.shape)} is divided, its gradient is not; PSGD wants it to be"
+        )
+    same = grad.device_mesh == like.device_mesh and grad.placements == like.placements  # type: ignore[attr-defined]
+    return grad if same else grad.redistribute(like.device_mesh, like.placements)  # type: ignore[attr-defined]
+
+
+def several_ranks() -> bool:
+    """Whether this is one of several processes."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def average_(tensors: Iterable[Tensor], group: Any) -> None:
+    """Replace tensors by their means over the ranks of a group."""
+    tensors = list(tensors)
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+    for work in works:
+        work.wait()
+    torch._foreach_div_(tensors, dist.get_world_size(group))

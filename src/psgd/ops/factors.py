@@ -1,0 +1,190 @@
+"""Passes over all factors, for which torch has no kernel that runs at the speed of memory.
+
+Where Triton is there; everywhere else the same in torch's own operations.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .triton import jit, multiple, ready, tl, trial, triton, wide
+
+#: elements that one program handles
+CHUNK = 4096
+#: rows of the square that one program handles where matrices are transposed
+TILE = 64
+#: positions within a block are 32-bit numbers
+MOST = 2**31 - CHUNK
+
+
+def _aligned(*sizes_and_tensors: int | Tensor) -> bool:
+    """Whether 16 bytes can be read at once: all sizes are whole multiples of 16, and all tensors begin at one."""
+    return all((x.data_ptr() if isinstance(x, Tensor) else x) % 16 == 0 for x in sizes_and_tensors)
+
+
+def scaled(v: Tensor, scale: Tensor, out: Tensor) -> Tensor:
+    """``v · scale``, rounded once, into ``out``, which may be ``v`` itself.
+
+    Args:
+        v: array ``(B, *dims)``
+        scale: ``B`` numbers, or as many along one axis, with as many axes as ``v``
+        out: contiguous, of any dtype
+    """
+    if not (ready(v.device, "scaled") and v.is_contiguous() and scale.is_contiguous() and v[0].numel() < MOST):
+        return torch.mul(v, scale, out=out)
+    _launch_scaled(v, scale, out)
+    torch.autograd.graph.increment_version(out)
+    return out
+
+
+def _launch_scaled(v: Tensor, scale: Tensor, out: Tensor) -> None:
+    """A block is seen as a matrix that has either its rows or its columns scaled."""
+    n, after = broadcast(scale, v)
+    by_row = after > 1 or n == 1
+    columns = after if by_row else n
+    rows = v[0].numel() // columns
+    width = CHUNK if n == 1 else 256 if columns >= 64 else 16
+    height = CHUNK // width
+    with torch.cuda.device(v.device):
+        grid = (triton.cdiv(rows, height) * triton.cdiv(columns, width), len(v))
+        aligned = _aligned(columns, v, out)
+        _scaled[grid](v, scale, out, rows, columns, n, by_row, aligned, wide(v.dtype), height, width)
+
+
+@trial("scaled")
+def _try_scaled(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
+    v = torch.ones(1, 256, 256, dtype=dtype, device=device)
+    _launch_scaled(v, v[:, :1, :1].contiguous(), v.to(low))
+
+
+@trial("scaled")
+def _try_scaled_rows(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
+    v = torch.ones(1, 256, 256, dtype=dtype, device=device)
+    _launch_scaled(v, v[:, :, :1].contiguous(), v.to(low))
+
+
+@trial("scaled")
+def _try_scaled_columns(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
+    v = torch.ones(1, 256, 256, dtype=dtype, device=device)
+    _launch_scaled(v, v[:, :1].contiguous(), v.to(low))
+
+
+@jit
+def _scaled(  # type: ignore[no-untyped-def]
+    v,
+    scale,
+    out,
+    rows,
+    columns,
+    n,
+    by_row: tl.constexpr,
+    aligned: tl.constexpr,
+    compute: tl.constexpr,
+    height: tl.constexpr,
+    width: tl.constexpr,
+):
+    columns = multiple(columns, aligned)
+    b = tl.program_id(1).to(tl.int64)
+    across = tl.cdiv(columns, width)
+    r = tl.program_id(0) // across * height + tl.arange(0, height)
+    c = tl.program_id(0) % across * width + tl.arange(0, width)
+    inside = (r < rows)[:, None] & (c < columns)[None, :]
+    at = b * rows * columns + r[:, None] * columns + c[None, :]
+    if by_row:
+        s = tl.load(scale + b * n + r % n).to(compute)[:, None]
+    else:
+        s = tl.load(scale + b * n + c, mask=c < columns).to(compute)[None, :]
+    x = tl.load(v + at, mask=inside).to(compute)
+    tl.store(out + at, (x * s).to(out.dtype.element_ty), mask=inside)
+
+
+def broadcast(scale: Tensor, v: Tensor) -> tuple[int, int]:
+    """How a position ``i`` in a block finds its scale: at ``(i // after) % n``."""
+    axes = [axis for axis in range(1, v.ndim) if scale.shape[axis] > 1]
+    assert len(axes) <= 1
+    assert len(scale) == len(v)
+    if not axes:
+        return 1, v[0].numel()
+    return v.shape[axes[0]], math.prod(v.shape[axes[0] + 1 :])
+
+
+def descend_(Q: Tensor, change: Tensor, step: Tensor) -> None:
+    """``Q ← Q − step · change`` for a stack; where the step is zero, ``Q`` keeps its bits, whatever the change is.
+
+    The change may be overwritten.
+    """
+    if ready(Q.device, "descend") and Q.is_contiguous() and change.is_contiguous() and Q[0].numel() < MOST:
+        _launch_descend(Q, change, step.contiguous())
+        torch.autograd.graph.increment_version(Q)
+        return
+    step = step.view(-1, *[1] * (Q.ndim - 1))
+    change = change.to(Q.dtype)
+    torch.where(step > 0, torch.addcmul(Q, change, step.to(Q.dtype), value=-1, out=change), Q, out=Q)
+
+
+def _launch_descend(Q: Tensor, change: Tensor, step: Tensor) -> None:
+    numel = Q[0].numel()
+    with torch.cuda.device(Q.device):
+        grid = (triton.cdiv(numel, CHUNK), len(Q))
+        _descend[grid](Q, change, step, numel, _aligned(numel, Q, change), wide(Q.dtype), CHUNK)
+
+
+@trial("descend")
+def _try_descend(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
+    Q = torch.ones(1, 16, 16, dtype=dtype, device=device)
+    _launch_descend(Q, Q.to(low), torch.ones(1, device=device))
+
+
+@jit
+def _descend(  # type: ignore[no-untyped-def]
+    Q, change, step, numel, aligned: tl.constexpr, compute: tl.constexpr, chunk: tl.constexpr
+):
+    numel = multiple(numel, aligned)
+    b = tl.program_id(1).to(tl.int64)
+    mu = tl.load(step + b).to(compute)
+    i = tl.program_id(0) * chunk + tl.arange(0, chunk)
+    moved = (i < numel) & (mu > 0)
+    q = tl.load(Q + b * numel + i, mask=moved).to(compute)
+    d = tl.load(change + b * numel + i, mask=moved).to(compute)
+    tl.store(Q + b * numel + i, (q - mu * d).to(Q.dtype.element_ty), mask=moved)
+
+
+def asymmetry(Q: Tensor) -> Tensor:
+    """``Q − Qᵀ`` of a stack of matrices."""
+    if not (ready(Q.device, "asymmetry") and Q.is_contiguous() and Q[0].numel() < MOST):
+        return Q - Q.mT
+    return _launch_asymmetry(Q)
+
+
+def _launch_asymmetry(Q: Tensor) -> Tensor:
+    n = Q.shape[-1]
+    R = torch.empty_like(Q)
+    with torch.cuda.device(Q.device):
+        tiles = triton.cdiv(n, TILE)
+        _asymmetry[(tiles * tiles, len(Q))](Q, R, n, tiles, _aligned(n, Q), wide(Q.dtype), TILE)
+    return R
+
+
+@trial("asymmetry")
+def _try_asymmetry(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
+    _launch_asymmetry(torch.ones(1, 16, 16, dtype=dtype, device=device))
+
+
+@jit
+def _asymmetry(  # type: ignore[no-untyped-def]
+    Q, R, n, tiles, aligned: tl.constexpr, compute: tl.constexpr, tile: tl.constexpr
+):
+    """A program has one tile above the diagonal, and its mirror image: each is read and written once, row by row."""
+    n = multiple(n, aligned)
+    row, column = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    if row <= column:
+        i, j = row * tile + tl.arange(0, tile), column * tile + tl.arange(0, tile)
+        start = tl.program_id(1).to(tl.int64) * n * n
+        inside, mirrored = (i < n)[:, None] & (j < n)[None, :], (j < n)[:, None] & (i < n)[None, :]
+        upper, lower = start + i[:, None] * n + j[None, :], start + j[:, None] * n + i[None, :]
+        d = tl.load(Q + upper, mask=inside).to(compute) - tl.trans(tl.load(Q + lower, mask=mirrored).to(compute))
+        tl.store(R + upper, d.to(R.dtype.element_ty), mask=inside)
+        tl.store(R + lower, -tl.trans(d).to(R.dtype.element_ty), mask=mirrored)

@@ -1,0 +1,223 @@
+"""Parameters of many shapes, wherever they lie in memory: one kernel goes through all of them, at its speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .addresses import Addresses
+from .factors import CHUNK
+from .streams import sent
+from .triton import DTYPES, jit, multiple, tl, trial, wide
+
+
+class Table:
+    """Where the parameters lie, and their directions in one buffer.
+
+    Args:
+        thetas: parameters of one dtype, each contiguous
+        starts: where in the buffer the direction of each begins
+        scales: for each where its scale begins among all scales, and how it is found from there, see ``broadcast``
+    """
+
+    #: what must have been compiled
+    kernels = ("check", "average", "subtract")
+
+    def __init__(self, thetas: Sequence[Tensor], starts: Sequence[int], scales: Sequence[tuple[int, int, int]]) -> None:
+        self.pointers = [theta.data_ptr() for theta in thetas]
+        self.dtype = thetas[0].dtype
+        self.numels = numels = [theta.numel() for theta in thetas]
+        #: whether 16 bytes can be read at once, of everything that begins at a multiple of them, and whether θ does
+        self.even = all(number % 16 == 0 for number in (*numels, *starts))
+        self.aligned = all(pointer % 16 == 0 for pointer in self.pointers)
+        blocks = [(*where, *scale) for *where, scale in zip(self.pointers, numels, starts, scales, strict=True)]
+        chunks = [(b, c) for b, numel in enumerate(numels) for c in range(-(-numel // CHUNK))]
+        self.blocks = sent(torch.tensor(blocks, dtype=torch.int64, device="cpu"), thetas[0].device)
+        self.chunks = sent(torch.tensor(chunks, dtype=torch.int32, device="cpu"), thetas[0].device)
+
+    def subtract_(self, v: Tensor, scale: Tensor, rate: Tensor, decay: Tensor, usable: Tensor) -> None:
+        """``θ ← θ − (rate · scale · v + decay · θ)`` if ``usable``; in one launch, so for all or for none.
+
+        Args:
+            v: the buffer of all directions
+            scale: all scales
+            rate: for each parameter
+            decay: for each parameter
+            usable: one flag
+        """
+        even = self.even and self.aligned and v.data_ptr() % 16 == 0
+        self._launch(_subtract, v, scale, rate, decay, usable, even, DTYPES[self.dtype], wide(self.dtype, v.dtype))
+
+    def check_(self, sources: Addresses, usable: Tensor) -> None:
+        """Set a flag to false if anything is not finite in some tensors, each like its parameter."""
+        even = self.even and sources.aligned
+        self._launch(_check, sources.place, usable.view(torch.uint8), even, DTYPES[self.dtype])
+
+    def gather(self, sources: Addresses, out: Tensor) -> None:
+        """Copy some tensors, each like its parameter, to a buffer like that of the directions."""
+        even = self.even and sources.aligned and out.data_ptr() % 16 == 0
+        self._launch(_gather, sources.place, out, even, DTYPES[self.dtype])
+
+    def average_(
+        self, sources: Addresses, means: Addresses, dtype: torch.dtype, weight: Tensor, usable: Tensor
+    ) -> None:
+        """``mean ← mean + weight · (source − mean)`` for some tensors, each like its parameter, if ``usable``.
+
+        Args:
+            sources: the tensors
+            means: as large as they are
+            dtype: of the means
+            weight: for each parameter
+            usable: one flag
+        """
+        even = self.even and sources.aligned and means.aligned
+        dtypes = DTYPES[self.dtype], DTYPES[dtype], wide(self.dtype, dtype)
+        self._launch(_average, sources.place, means.place, weight, usable, even, *dtypes)
+
+    def _launch(self, kernel: Any, *arguments: Any) -> None:
+        """A program for each chunk."""
+        with torch.cuda.device(self.blocks.device):
+            kernel[(len(self.chunks),)](self.blocks, self.chunks, *arguments, CHUNK)
+
+
+@jit
+def _subtract(  # type: ignore[no-untyped-def]
+    blocks,
+    chunks,
+    v,
+    scale,
+    rate,
+    decay,
+    usable,
+    aligned: tl.constexpr,
+    dtype: tl.constexpr,
+    compute: tl.constexpr,
+    chunk: tl.constexpr,
+):
+    b, i, inside = _chunk(blocks, chunks, aligned, chunk)
+    inside = inside & (tl.load(usable) != 0)
+    block = blocks + 6 * b
+    theta = _pointer(block, dtype, aligned)
+    x = tl.load(v + _start(block, aligned) + i, mask=inside).to(compute)
+    t = tl.load(theta + i, mask=inside).to(compute)
+    scale += tl.load(block + 3)
+    n = tl.load(block + 4).to(tl.int32)
+    if n > 1:
+        s = tl.load(scale + _position(i, tl.load(block + 1), n, tl.load(block + 5).to(tl.int32)), mask=inside)
+    else:
+        s = tl.load(scale + i * 0)
+    d = x * (s.to(compute) * tl.load(rate + b).to(compute)) + t * tl.load(decay + b).to(compute)
+    tl.store(theta + i, (t - d).to(dtype), mask=inside)
+
+
+@jit
+def _chunk(blocks, chunks, aligned: tl.constexpr, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which block a program has to do with, which positions there, and whether they are within it."""
+    pid = tl.program_id(0).to(tl.int64)
+    b = tl.load(chunks + 2 * pid)
+    i = tl.load(chunks + 2 * pid + 1) * chunk + tl.arange(0, chunk)
+    return b, i, i < multiple(tl.load(blocks + 6 * b + 1).to(tl.int32), aligned)
+
+
+@jit
+def _pointer(place, dtype: tl.constexpr, aligned: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The address at a place, as that of numbers."""
+    pointer = tl.load(place).to(tl.pointer_type(dtype))
+    return tl.multiple_of(pointer, 16) if aligned else pointer
+
+
+@jit
+def _start(block, aligned: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where in a buffer a block begins."""
+    return multiple(tl.load(block + 2), aligned)
+
+
+@jit
+def _position(i, numel, n, after):  # type: ignore[no-untyped-def]
+    """``(i // after) % n``, by one division where one is enough."""
+    if after == 1:
+        at = i % n
+    else:
+        at = i // after
+        if after * n < numel:
+            at = at % n
+    return at
+
+
+@jit
+def _check(  # type: ignore[no-untyped-def]
+    blocks, chunks, sources, usable, aligned: tl.constexpr, dtype: tl.constexpr, chunk: tl.constexpr
+):
+    b, i, inside = _chunk(blocks, chunks, aligned, chunk)
+    x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside, other=0)
+    if tl.max(tl.where(tl.abs(x) < float("inf"), 0, 1), 0) > 0:
+        tl.store(usable, 0)
+
+
+@jit
+def _gather(  # type: ignore[no-untyped-def]
+    blocks, chunks, sources, out, aligned: tl.constexpr, dtype: tl.constexpr, chunk: tl.constexpr
+):
+    b, i, inside = _chunk(blocks, chunks, aligned, chunk)
+    x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside)
+    tl.store(out + _start(blocks + 6 * b, aligned) + i, x, mask=inside)
+
+
+@jit
+def _average(  # type: ignore[no-untyped-def]
+    blocks,
+    chunks,
+    sources,
+    means,
+    weight,
+    usable,
+    aligned: tl.constexpr,
+    dtype: tl.constexpr,
+    mean_dtype: tl.constexpr,
+    compute: tl.constexpr,
+    chunk: tl.constexpr,
+):
+    b, i, inside = _chunk(blocks, chunks, aligned, chunk)
+    inside = inside & (tl.load(usable) != 0)
+    mean = _pointer(means + b, mean_dtype, aligned)
+    w = tl.load(weight + b).to(compute)
+    x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside).to(compute)
+    m = tl.load(mean + i, mask=inside).to(compute)
+    # From the nearer end, so that a weight of one gives the source itself.
+    tl.store(mean + i, tl.where(w < 0.5, m + w * (x - m), x - (1 - w) * (x - m)).to(mean_dtype), mask=inside)
+
+
+@trial("subtract")
+def _try_subtract(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
+    table, _, zero = _small(device)
+    v = torch.ones(256, dtype=dtype, device=device)
+    table.subtract_(v, v, zero, zero, zero > 0)
+
+
+@trial("gather", early=False)
+def _try_gather(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
+    table, here, _ = _small(device)
+    table.gather(here, torch.empty(256, device=device))
+
+
+@trial("check")
+def _try_check(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
+    table, here, zero = _small(device)
+    table.check_(here, zero > 0)
+
+
+@trial("average")
+def _try_average(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
+    table, here, zero = _small(device)
+    table.average_(here, here, torch.float32, zero, zero > 0)
+
+
+def _small(device: torch.device) -> tuple[Table, Addresses, Tensor]:
+    """Of a parameter that is not kept: whoever moves it must say that it is not usable."""
+    theta = torch.ones(256, device=device)
+    here = Addresses(1, device)
+    here.point([theta.data_ptr()])
+    return Table([theta], [0], [(0, 1, 256)]), here, torch.zeros(1, device=device)

@@ -1,0 +1,140 @@
+"""How a plan is made: from shapes alone, without allocating anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..blocks import Blocks, PerTensor
+from ..engine.stack import Stack
+from ..groups import Kronecker, Structure
+from ..groups.diagonal import DiagonalFactor
+from ..optimizer import PSGD
+from ..probes import Whitening
+from ..ranks.assign import assign, cost_of
+from ..state.memory import parse, readable
+from . import shapes
+from .result import Plan, PlannedBlock, Rank
+
+
+def plan(
+    model_or_shapes: Any,
+    *,
+    preconditioner: Structure = Kronecker(),
+    world_size: int = 1,
+    budget: int | str | None = None,
+    blocks: Blocks = PerTensor(),
+    precond_dtype: torch.dtype | None = None,
+    momentum: bool = True,
+    update_every: int = 1,
+) -> Plan:
+    """What the state of ``PSGD`` would take, and a step of it with ``Whitening``; nothing is allocated.
+
+    Memory is that of the state: ``Q`` and the average of gradients; a step needs more while it lasts, and between rare
+    updates ``P`` of dense factors is kept beside ``Q``. Work is that of the products with ``Q``, see ``Group.flops``;
+    finding gradients and moving the parameters are not in it. Every block belongs to one rank, see ``shares.assign``.
+    Blocks are not divided, so some rank has at least the work of the costliest.
+
+    Args:
+        model_or_shapes: a module, which may be on the device ``"meta"``; parameters, named or not, or param groups; or
+            shapes, in a list or by name in a dict: ``(64, 32)``, or ``(80, (64, 32))`` for 80 of them. A ``*`` in their
+            name becomes their number. Shapes stand for parameters of at most 32 bits.
+        preconditioner: as for ``PSGD``
+        world_size: ranks that the blocks are divided among
+        budget: bytes for the state on each rank, a number or a text such as ``"8 GiB"``. Where ``preconditioner`` takes
+            more, its longest dense axes become diagonal, as few lengths of them as will do: of an axis of n a dense
+            factor keeps ``n²`` numbers for n directions, so the longest pay most for each. ``Plan.preconditioner`` is
+            the ``Kronecker`` that does so.
+        blocks: as for ``PSGD``; with ``Affine`` the layers of a module are found by ``Affine.groups``
+        precond_dtype: as for ``PSGD``
+        momentum: whether an average of gradients is kept
+        update_every: as for ``PSGD``; work is the mean over that many steps
+
+    >>> from psgd import plan
+    >>> print(plan({"layers.*": (3, (512, 128)), "embedding": (4096, 128)}, world_size=2))
+    Kronecker(max_dense=2048, max_skew=256, inverse_free=True)
+    blocks        shape     structure                             Q    average     FLOP  ranks
+    3 × layers.*  512×128   symmetric 512 ⊗ symmetric 128   1.1 MiB  256.0 KiB  884.5 M    0–1
+    embedding     4096×128  diagonal 4096 ⊗ symmetric 128  80.0 KiB    2.0 MiB  281.1 M      0
+    all 4, of 720,896 elements: Q 3.3 MiB, average 2.8 MiB, work 2.9 GFLOP
+    2 ranks: at most 3.4 MiB and 1.8 GFLOP, mean 3.0 MiB and 1.5 GFLOP, balance 1.085
+    """
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+        raise ValueError(f"world_size={world_size!r}: plan wants a whole number of at least 1")
+    if not isinstance(momentum, bool):
+        raise TypeError(f"momentum={momentum!r}: plan wants True or False, for whether an average is kept")
+    most = _bytes(budget)
+    names, groups = shapes.param_groups(model_or_shapes, blocks)
+    stacks = PSGD(
+        groups,
+        preconditioner=preconditioner,
+        probe=Whitening(),
+        blocks=blocks,
+        precond_dtype=precond_dtype,
+        momentum=0.9 if momentum else 0.0,
+        update_every=update_every,
+    ).stacks
+    for structure in _ever_smaller(preconditioner, stacks):
+        found = _planned(structure, stacks, names, world_size, update_every)
+        if found.bytes_per_rank <= most:
+            return found
+    needed = found.bytes_per_rank
+    raise ValueError(
+        f"budget={budget!r}: even {structure!r} takes {needed} bytes ({readable(needed)}) on one of {world_size} "
+        "ranks; plan wants at least that"
+    )
+
+
+def _bytes(budget: Any) -> float:
+    if budget is None:
+        return math.inf
+    size = parse(budget) if isinstance(budget, str) else budget
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(f"budget={budget!r}: plan wants a number of bytes, a text such as '8 GiB', or None")
+    return size
+
+
+def _ever_smaller(structure: Structure, stacks: Sequence[Stack]) -> Iterator[Structure]:
+    """The structure itself, then with ever shorter axes the longest that are dense, and last with none."""
+    yield structure
+    if isinstance(structure, Kronecker):
+        dense = {
+            n
+            for stack in stacks
+            for n, factor in zip(stack.group.dims, stack.group.factors, strict=True)
+            if not isinstance(factor, DiagonalFactor)
+        }
+        for n in [*sorted(dense, reverse=True)[1:], 0] if dense else []:
+            yield replace(structure, max_dense=n)
+
+
+def _planned(
+    structure: Structure, stacks: Sequence[Stack], names: Sequence[str], world_size: int, update_every: int
+) -> Plan:
+    of_params = {}
+    costs = {}
+    for stack in stacks:
+        group = structure.init(stack.blocks[0].shape, dtype=stack.like.dtype, device="meta")
+        like = PlannedBlock(
+            names=(),
+            shape=stack.blocks[0].shape,
+            structure=group.describe(),
+            precond_bytes=group.nbytes(),
+            average_bytes=sum(buffer[0].nbytes for buffer in stack.average.values()),
+            flops=sum(group.flops(update_every)),
+            owner=0,
+        )
+        for block in stack.blocks:
+            of_params[block.params] = replace(like, names=tuple(names[i] for i in block.params))
+            costs[block.params] = cost_of(group, block.numel * stack.dtype.itemsize)
+    blocks = [of_params[params] for params in sorted(of_params)]
+    shares: list[list[PlannedBlock]] = [[] for _ in range(world_size)]
+    for i, owner in enumerate(assign([costs[params] for params in sorted(of_params)], world_size)):
+        blocks[i] = replace(blocks[i], owner=owner)
+        shares[owner].append(blocks[i])
+    ranks = tuple(Rank(len(s), sum(b.bytes for b in s), sum(b.flops for b in s)) for s in shares)
+    return Plan(structure, tuple(blocks), ranks)

@@ -1,0 +1,84 @@
+"""Calling the closure of a user, and autograd for it: what it wants to be is checked here, for all who call one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .restore import Gradients
+
+Closure = Callable[[], Any]
+
+
+def evaluate(closure: Closure) -> Any:
+    with torch.enable_grad():
+        return closure()
+
+
+def evaluate_backward(closure: Closure, params: Sequence[Tensor], probe: str) -> Any:
+    """Call an ordinary closure (zero_grad, backward, return the loss) and check that it made gradients.
+
+    One that returns None says that there is no loss, as frameworks do to leave out a mini-batch: the gradients are then
+    those that are there.
+    """
+    before = [(p.grad, None if p.grad is None else p.grad._version) for p in params]
+    loss = evaluate(closure)
+    if loss is None:
+        return None
+    for p, (grad, version) in zip(params, before, strict=True):
+        if p.grad is not None and (p.grad is not grad or p.grad._version != version):
+            return loss
+    raise ValueError(
+        f"closure: it left no gradient on any parameter; {probe} wants a closure that calls backward() on the loss "
+        "and returns it (HessianVector takes one that only returns the loss)"
+    )
+
+
+def evaluate_forward(closure: Closure, start: Gradients, who: str) -> Tensor:
+    """Call a closure that only returns the loss, and check that it did."""
+    start.hide()
+    try:
+        loss = evaluate(closure)
+        called_backward = any(p.grad is not None for p in start.params)
+    finally:
+        start.restore()
+    if called_backward:
+        raise ValueError(
+            f"closure: it called backward(); {who} wants a closure that only returns the loss "
+            "(FiniteDifference takes one that calls backward)"
+        )
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        raise ValueError(
+            f"closure: it returned {_name(loss)}; {who} wants the loss as a tensor with one element that "
+            "still knows its graph (no .item(), no .detach())"
+        )
+    return loss
+
+
+#: how torch says that a derivative has none itself: that of a compiled model, in two ways, or of fused attention
+_ONCE_ONLY = ("support double backward", "requires create_graph=False", "derivative for")
+
+
+def differentiate(
+    of: Tensor | Sequence[Tensor], by: Sequence[Tensor], v: Sequence[Tensor] | None = None, create_graph: bool = False
+) -> Sequence[Tensor | None]:
+    """``torch.autograd.grad``, with a way out where something can be differentiated only once."""
+    try:
+        return torch.autograd.grad(of, by, v, create_graph=create_graph, allow_unused=True)
+    except RuntimeError as error:
+        if not any(words in str(error) for words in _ONCE_ONLY):
+            raise
+        raise RuntimeError(
+            f"closure: HessianVector wants a model that can be differentiated twice, but {error}; FiniteDifference() "
+            "wants one derivative only. Or call the model as it was before torch.compile, and attention by "
+            "SDPBackend.MATH"
+        ) from error
+
+
+def _name(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} with requires_grad={value.requires_grad}"
+    return repr(value)

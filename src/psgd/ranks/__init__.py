@@ -1,0 +1,1 @@
+"""Ranks that share the work of a step."""

@@ -1,0 +1,1 @@
+"""What the optimizer keeps, checks, saves and loads."""

@@ -1,0 +1,142 @@
+"""Checks of what comes from outside: each error names the argument, the value and what would be right."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..blocks import Block
+from ..groups import Structure
+from .memory import available_bytes, readable
+
+Kind = tuple[torch.Size, torch.dtype, torch.device]
+
+
+def choice(name: str, value: Any, kind: type[Any]) -> Any:
+    """``value``, an object of a class derived from ``kind``."""
+    if not isinstance(value, kind):
+        known = ", ".join(f"{c.__name__}()" for c in kind.__subclasses__())
+        hint = f" (an object of the class: {value.__name__}())" if isinstance(value, type) else ""
+        raise TypeError(f"{name}={value!r}: PSGD wants one of {known}{hint}")
+    return value
+
+
+def function(name: str, value: Any, right: str) -> Any:
+    """``value``, a function; a class is one only by mistake."""
+    if isinstance(value, type) or not callable(value):
+        raise TypeError(f"{name}={value!r}: PSGD wants {right}")
+    return value
+
+
+def precision(value: Any, structure: Structure) -> Any:
+    """``value``, a dtype that ``Q`` may have, or None."""
+    if value is not None and value not in (torch.bfloat16, torch.float32, torch.float64):
+        raise ValueError(f"precond_dtype={value!r}: PSGD wants torch.bfloat16, torch.float32, torch.float64 or None")
+    if value == torch.bfloat16 and structure.inverts:
+        raise ValueError(
+            f"precond_dtype={value!r}: {structure!r} is inverted where it is fitted, which bfloat16 is too coarse for; "
+            "PSGD wants torch.float32 there, or Kronecker(inverse_free=True)"
+        )
+    return value
+
+
+def normalization(value: Any, structure: Structure) -> Any:
+    """``value``, a normalisation or None; structures that normalise in their own way leave no choice."""
+    if value is None:
+        return None
+    function("normalize", value, "MaxAbs(), MaxDiag(), Spectral() or None")
+    if structure.own_normalization:
+        raise ValueError(
+            f"normalize={value!r}: {structure!r} normalises its steps in its own way; PSGD wants None here, or "
+            "Kronecker(inverse_free=False)"
+        )
+    return value
+
+
+def tensors_of(params: Any) -> list[Any]:
+    """The tensors among what a param group may hold: a tensor, tensors, or pairs of a name and a tensor."""
+    return [params] if isinstance(params, Tensor) else [p[1] if isinstance(p, tuple) else p for p in params]
+
+
+def new_parameters(params: Any, known: Collection[Tensor], where: str) -> None:
+    tensors = tensors_of(params)
+    if not tensors:
+        raise ValueError(f"params=[]{where}: PSGD wants at least one parameter")
+    known = set(known)
+    for i, p in enumerate(tensors):
+        if not isinstance(p, Tensor):
+            raise TypeError(f"params: item {i}{where} is {p!r}; PSGD wants tensors")
+        if p in known:
+            raise ValueError(f"params: parameter {i}{where}, of shape {tuple(p.shape)}, appears twice; once is right")
+        known.add(p)
+        if not (p.is_floating_point() or p.is_complex()) or p.element_size() < 2:
+            raise ValueError(
+                f"params: parameter {i}{where} is of dtype {p.dtype}; PSGD wants floating-point or complex ones, of at "
+                "least 16 bits"
+            )
+        if p.layout != torch.strided or p.is_conj():
+            found = (
+                "conjugated lazily; PSGD wants p.resolve_conj()"
+                if p.is_conj()
+                else f"{p.layout}; PSGD wants dense ones"
+            )
+            raise ValueError(f"params: parameter {i}{where} is {found}")
+
+
+def fits_memory(structure: Structure, blocks: Iterable[tuple[Block, torch.dtype, torch.device]]) -> None:
+    """Raise before an allocation that could not succeed."""
+    needed: defaultdict[torch.device, int] = defaultdict(int)
+    largest: dict[torch.device, tuple[int, tuple[int, ...]]] = {}
+    for block, dtype, device in blocks:
+        size = structure.init(block.shape, dtype=dtype, device="meta").nbytes()
+        needed[device] += size
+        largest[device] = max(largest.get(device, (0, ())), (size, block.shape))
+    for device, size in needed.items():
+        free = available_bytes(device)
+        if free is not None and size > free:
+            most, shape = largest[device]
+            raise ValueError(
+                f"preconditioner={structure!r}: Q would take {readable(size)} on {device}, where {readable(free)} are "
+                f"free; its largest block, of shape {shape}, takes {readable(most)}. Use Kronecker(), LimitedMemory() "
+                "or Diagonal(), or smaller blocks, as PerTensor() makes them"
+            )
+
+
+def gradients(kinds: Sequence[Kind], grads: Sequence[Tensor | None], name: Callable[[int], str]) -> dict[int, Tensor]:
+    """Gradients by position, without missing and empty ones, for parameters of these kinds."""
+    found = {}
+    for i, (of_parameter, grad) in enumerate(zip(kinds, grads, strict=True)):
+        if grad is None or 0 in of_parameter[0]:
+            continue
+        if grad.layout != torch.strided:
+            raise ValueError(f"params: {name(i)} has a sparse gradient; PSGD wants dense ones")
+        if kind(grad) != of_parameter:
+            raise ValueError(
+                f"params: {name(i)} is {describe(of_parameter)} and its gradient {describe(kind(grad))}; "
+                "PSGD wants them alike"
+            )
+        found[i] = grad
+    return found
+
+
+def kind(t: Tensor) -> Kind:
+    return t.shape, t.dtype, t.device
+
+
+def describe(k: Kind) -> str:
+    return f"{k[1]} of shape {tuple(k[0])} on {k[2]}"
+
+
+def finite(loss: Any, grads: Mapping[int, Tensor], step: int, name: Callable[[int], str]) -> None:
+    """For those who want to know at once, and to wait for the device at every step."""
+    bad = [name(i) for i, grad in grads.items() if not bool(torch.isfinite(grad).all())]
+    if bad:
+        raise FloatingPointError(f"step {step}: the gradient of {', '.join(bad)} is not finite")
+    if isinstance(loss, (Tensor, int, float)) and not bool(
+        torch.isfinite(loss if isinstance(loss, Tensor) else torch.tensor(loss, device="cpu")).all()
+    ):
+        raise FloatingPointError(f"step {step}: the loss is {float(loss)}")

@@ -1,0 +1,507 @@
+"""Recorded steps are steps, whatever changes between them.
+
+Recording is emulated: operations are logged while they are done, and a replay does them again on the same tensors, as a
+CUDA graph does. So what a recording must not contain is found on a CPU too; ``test_cuda.py`` has the real thing. So are
+the kernels of a table, which read and write what is at an address.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+import psgd.engine.bucket
+import psgd.engine.recorder
+from psgd import PSGD, FiniteDifference, HessianVector, Monitor, Whitening, c2
+from psgd.engine.graphs import MOST, Replays
+from psgd.ops.addresses import Addresses
+from psgd.ops.tensor_table import Table
+
+#: what comes from the host, and what waits for the device
+FORBIDDEN = (torch.ops.aten.lift_fresh.default, torch.ops.aten._local_scalar_dense.default)
+
+
+class Log(TorchDispatchMode):
+    active: ClassVar[list[Log]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[tuple[Any, ...]] = []
+
+    def __enter__(self) -> Log:
+        self.active.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *args: Any) -> None:
+        self.active.pop()
+        super().__exit__(*args)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert function not in FORBIDDEN, f"{function} in a recording"
+        result = function(*args, **(kwargs or {}))
+        self.done.append((function, args, kwargs or {}, result))
+        return result
+
+
+def kernel(function: Callable[..., None]) -> Callable[..., None]:
+    """A function that is logged as one operation."""
+
+    @wraps(function)
+    def run(*args: Any) -> None:
+        for log in Log.active:
+            log.done.append((function, args, {}, None))
+        with _disable_current_modes():
+            function(*args)
+
+    return run
+
+
+def at(address: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    memory = (ctypes.c_char * (numel * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(memory, dtype=dtype)
+
+
+class Recording:
+    """What a graph would do. The first replay is the recording itself, which has been done already."""
+
+    def __init__(self, done: list[tuple[Any, ...]]) -> None:
+        self.done = done
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        if self.replays == 1:
+            return
+        written = [t for _, *rest in self.done for t in tree_leaves(rest) if isinstance(t, torch.Tensor)]
+        with torch.autograd._unsafe_preserve_version_counter(tuple(written)):
+            for function, args, kwargs, result in self.done:
+                again = function(*args, **kwargs)
+                if result is not None and not any(r.alias_info is not None for r in function._schema.returns):
+                    for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
+                        if isinstance(old, torch.Tensor):
+                            old.copy_(new)
+
+
+class Emulated(Replays):
+    def __init__(self, device: torch.device, nbytes: int) -> None:
+        super().__init__(device, nbytes)
+        self.count = 0
+
+    def _record(self, key, function) -> bool:
+        with Log() as log:
+            function()
+        self._keep(key, Recording(log.done))
+        return True
+
+    def __call__(self, key, function) -> None:
+        super().__call__(key, function)
+        self.count += key in self._graphs
+
+
+def blocks_of(table: Table) -> Iterator[list[int]]:
+    yield from table.blocks.tolist()
+
+
+@kernel
+def subtract_(
+    self: Table, v: torch.Tensor, scale: torch.Tensor, rate: torch.Tensor, decay: torch.Tensor, usable: torch.Tensor
+) -> None:
+    for b, (address, numel, start, first, n, after) in enumerate(blocks_of(self)):
+        theta, i = at(address, numel, self.dtype), torch.arange(numel)
+        step = v[start : start + numel] * scale[first : first + n][(i // after) % n] * rate[b] + theta * decay[b]
+        theta.copy_(torch.where(usable, theta - step, theta))
+
+
+@kernel
+def check_(self: Table, sources: Addresses, usable: torch.Tensor) -> None:
+    for address, (_, numel, *_) in zip(sources.place.tolist(), blocks_of(self), strict=True):
+        usable &= at(address, numel, self.dtype).isfinite().all()
+
+
+@kernel
+def gather(self: Table, sources: Addresses, out: torch.Tensor) -> None:
+    for address, (_, numel, start, *_) in zip(sources.place.tolist(), blocks_of(self), strict=True):
+        out[start : start + numel] = at(address, numel, self.dtype)
+
+
+@kernel
+def average_(
+    self: Table,
+    sources: Addresses,
+    means: Addresses,
+    dtype: torch.dtype,
+    weight: torch.Tensor,
+    usable: torch.Tensor,
+) -> None:
+    each = zip(sources.place.tolist(), means.place.tolist(), weight, blocks_of(self), strict=True)
+    for source, mean, w, (_, numel, *_) in each:
+        m = at(mean, numel, dtype)
+        m.copy_(torch.where(usable, torch.lerp(m, at(source, numel, self.dtype).to(dtype), w.to(dtype)), m))
+
+
+@pytest.fixture(autouse=True)
+def emulation(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for module in (psgd.engine.bucket, psgd.engine.recorder):
+        monkeypatch.setattr(module, "ready", lambda device, kernel: True)
+    for function in (subtract_, check_, gather, average_):
+        monkeypatch.setattr(Table, function.__name__, function)
+    monkeypatch.setattr(psgd.engine.recorder, "Replays", Emulated)
+
+
+SHAPES = [(4, 5), (5,), (7, 3), (4, 5), (6, 6), (300, 2)]
+Params = list[nn.Parameter]
+
+
+def nothing(optimizer: PSGD, params: Params, step: int) -> None:
+    pass
+
+
+def schedule(optimizer: PSGD, params: Params, step: int) -> None:
+    optimizer.param_groups[0]["lr"] = 0.02 / (1 + step)
+
+
+def schedule_of_another_number(optimizer: PSGD, params: Params, step: int) -> None:
+    optimizer.param_groups[0]["weight_decay"] = 0.1 * step
+
+
+def device_step_size(optimizer: PSGD, params: Params, step: int) -> None:
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.02 / (1 + step))
+
+
+def bad_gradient(optimizer: PSGD, params: Params, step: int) -> None:
+    if step % 7 == 3:
+        assert params[0].grad is not None
+        params[0].grad[0, 0] = torch.nan
+
+
+def a_layer_of_its_own_shape_rests(optimizer: PSGD, params: Params, step: int) -> None:
+    if step in (9, 30, 31):
+        params[2].grad = None
+
+
+def never_used(optimizer: PSGD, params: Params, step: int) -> None:
+    params[2].grad = None
+
+
+def memory_moves(optimizer: PSGD, params: Params, step: int) -> None:
+    if step == 25:
+        for p in params:
+            p.data = p.data.clone()
+
+
+def other_damping(optimizer: PSGD, params: Params, step: int) -> None:
+    if step == 25:
+        optimizer.probe = type(optimizer.probe)(damping=0.5)
+
+
+def other_numbers(optimizer: PSGD, params: Params, step: int) -> None:
+    if step == 25:
+        optimizer.param_groups[0].update(max_norm=0.1, precond_lr=0.2, momentum=0.5, maximize=True)
+
+
+def momentum_off_and_on(optimizer: PSGD, params: Params, step: int) -> None:
+    if step % 12 == 0:
+        optimizer.param_groups[0]["momentum"] = 0.0 if step % 24 == 0 else 0.9
+
+
+def some_are_maximised(optimizer: PSGD, params: Params, step: int) -> None:
+    """Also of blocks that are in one stack."""
+    if step == 0:
+        params.append(nn.Parameter(torch.randn(4, 5, dtype=torch.float64)))
+        group = {"params": params[-1], "maximize": True, "precond_lr": 0.05, "weight_decay": 0.1}
+        optimizer.add_param_group(group)
+
+
+def average_of_other_strides(optimizer: PSGD, params: Params, step: int) -> None:
+    if step == 25:
+        saved = optimizer.state_dict()
+        for state in saved["state"].values():
+            if "momentum" in state and state["momentum"].ndim == 2:
+                state["momentum"] = state["momentum"].T.contiguous().T
+        optimizer.load_state_dict(saved)
+
+
+def reload(optimizer: PSGD, params: Params, step: int) -> None:
+    if step == 25:
+        optimizer.load_state_dict(optimizer.state_dict())
+
+
+def q_is_edited(optimizer: PSGD, params: Params, step: int) -> None:
+    if step == 25:
+        optimizer.state[params[4]]["Q0_root"].mul_(2)
+
+
+def another_group(optimizer: PSGD, params: Params, step: int) -> None:
+    if step == 25:
+        torch.manual_seed(7)
+        params.append(nn.Parameter(torch.randn(4, 5)))
+        optimizer.add_param_group({"params": [params[-1]], "lr": 0.005})
+
+
+CHANGES: list[Callable[[PSGD, Params, int], None]] = [
+    nothing,
+    schedule,
+    schedule_of_another_number,
+    device_step_size,
+    bad_gradient,
+    a_layer_of_its_own_shape_rests,
+    never_used,
+    memory_moves,
+    other_damping,
+    other_numbers,
+    momentum_off_and_on,
+    some_are_maximised,
+    average_of_other_strides,
+    reload,
+    q_is_edited,
+    another_group,
+]
+
+
+#: those that change gradients do so whenever there are new ones
+OF_GRADIENTS = (bad_gradient, a_layer_of_its_own_shape_rests, never_used)
+PROBES = [Whitening(), Whitening(of_average=False), FiniteDifference(), HessianVector()]
+
+
+def trained(
+    probe: Any, change: Callable[[PSGD, Params, int], None], steps: int = 45, **options: Any
+) -> tuple[Params, PSGD]:
+    """By gradients ``r (1 + θ)`` with random ``r``, of a loss where the probe wants one."""
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in SHAPES]
+    optimizer = PSGD(params, lr=0.02, probe=probe, max_rms=1.1, **options)
+    for step in range(steps):
+
+        def slopes(step=step) -> list[torch.Tensor]:
+            generator = torch.Generator().manual_seed(step)
+            return [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in params]
+
+        def set_gradients(step=step, slopes=slopes) -> None:
+            for p, r in zip(params, slopes(), strict=True):
+                p.grad = r * (1 + p.detach())
+            if change in OF_GRADIENTS:
+                change(optimizer, params, step)
+
+        def loss(slopes=slopes) -> torch.Tensor:
+            return torch.stack([(r * (p + p.square() / 2)).sum() for p, r in zip(params, slopes(), strict=True)]).sum()
+
+        if change not in OF_GRADIENTS:
+            change(optimizer, params, step)
+        if isinstance(probe, Whitening):
+            set_gradients()
+            optimizer.step()
+        else:
+            optimizer.step(loss if isinstance(probe, HessianVector) else set_gradients)
+    return params, optimizer
+
+
+def trained_by_torch(*args: Any, **options: Any) -> Params:
+    """Without kernels, and so without recordings."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(psgd.engine.bucket, "ready", lambda device, kernel: False)
+        params, optimizer = trained(*args, **options)
+        assert optimizer._whole is None or optimizer._whole.replays is None
+    return params
+
+
+def test_without_recordings_a_step_is_the_same_too():
+    recorded, _ = trained(Whitening(), nothing)
+    done, optimizer = trained(Whitening(), nothing, cuda_graph=False)
+    assert optimizer._whole is not None
+    assert not optimizer._whole.replays._graphs
+    assert all(map(torch.equal, recorded, done))
+
+
+def assert_same(recorded: Params, plain: Params, probe: Any) -> None:
+    """But for rounding, which a difference of gradients magnifies."""
+    for mine, theirs in zip(recorded, plain, strict=True):
+        tolerance = 1e-6 if isinstance(probe, FiniteDifference) or mine.dtype == torch.float32 else 1e-12
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("options", [{}, {"update_every": 3}, {"update_every": 4, "update_anneal": 20}], ids=str)
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("probe", PROBES, ids=repr)
+def test_recorded_steps_are_steps(probe, change, options):
+    if isinstance(probe, HessianVector) and change in OF_GRADIENTS:
+        pytest.skip("it finds gradients by itself")
+    recorded, optimizer = trained(probe, change, **options)
+    plain = trained_by_torch(probe, change, **options)
+    assert_same(recorded, plain, probe)
+    if change is never_used:
+        assert optimizer._whole is None
+        return
+    assert optimizer._whole is not None
+    replays = optimizer._whole.replays
+    assert len(replays._graphs) <= MOST
+    assert len(replays._seen) <= MOST
+    if change is not schedule_of_another_number:
+        assert replays.count > 10
+
+
+@pytest.mark.parametrize(
+    "options", [{"momentum": 0.0}, {"momentum": 0.5}, {"criterion": c2}], ids=["no momentum", "momentum", "c2"]
+)
+@pytest.mark.parametrize("probe", PROBES, ids=repr)
+def test_with_and_without_an_average(probe, options):
+    if isinstance(probe, Whitening) and "criterion" in options:
+        pytest.skip("draws random numbers")
+    recorded, optimizer = trained(probe, nothing, **options)
+    plain = trained_by_torch(probe, nothing, **options)
+    assert_same(recorded, plain, probe)
+    assert optimizer._whole is not None
+    assert optimizer._whole.replays.count > 30
+
+
+def test_numbers_and_parameters_of_two_dtypes_are_recorded_too(monkeypatch):
+    def train() -> tuple[Params, PSGD]:
+        torch.manual_seed(0)
+        kinds = [((4, 4), torch.bfloat16), ((4,), torch.float32), ((), torch.float32), ((4, 4), torch.float32)]
+        params = [nn.Parameter(torch.randn(shape).to(dtype)) for shape, dtype in kinds]
+        optimizer = PSGD(params, lr=0.01, probe=Whitening())
+        for _ in range(40):
+            for p in params:
+                p.grad = torch.randn(p.shape).to(p.dtype)
+            optimizer.step()
+        return params, optimizer
+
+    recorded, optimizer = train()
+    assert optimizer._whole is not None
+    assert optimizer._whole.replays.count > 10
+    monkeypatch.setattr(psgd.engine.bucket, "ready", lambda device, kernel: False)
+    for mine, theirs in zip(recorded, train()[0], strict=True):
+        tolerance = 0.02 if mine.dtype == torch.bfloat16 else 1e-4
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
+def test_a_pair_that_is_too_small_is_an_error():
+    class Odd(HessianVector):
+        def __call__(self, *args):
+            result = super().__call__(*args)
+            result.pairs = {i: (dtheta, dgrad[:3]) for i, (dtheta, dgrad) in result.pairs.items()}
+            return result
+
+    with pytest.raises(RuntimeError, match="invalid"):
+        trained(Odd(), nothing)
+
+
+def test_a_probe_with_a_damping_of_its_own_is_not_recorded():
+    class Odd(FiniteDifference):
+        def damp(self, dtheta, dgrad):
+            return super().damp(dtheta, dgrad)
+
+    _, optimizer = trained(Odd(), nothing, steps=10)
+    assert optimizer._whole is not None
+    assert optimizer._whole.replays is None
+
+
+def test_after_a_recording_that_failed_steps_are_steps(monkeypatch):
+    class Failing(Emulated):
+        def _record(self, key, function) -> bool:
+            """Python does everything, and the device nothing."""
+            tensors = [t for t in everything if t.numel() > 0]
+            before = [t.detach().clone() for t in tensors]
+            function()
+            for t, value in zip(tensors, before, strict=True):
+                t.data.copy_(value)
+            return False
+
+    plain = trained_by_torch(Whitening(), nothing, update_every=3)
+    monkeypatch.setattr(psgd.engine.recorder, "Replays", Failing)
+    everything: list[torch.Tensor] = []
+
+    def remember(optimizer: PSGD, params: Params, step: int) -> None:
+        everything[:] = [*params, *(t for state in optimizer.state.values() for t in state.values())]
+        everything.extend(
+            f._kept[1] for stack in optimizer.stacks for f in stack.group.factors if getattr(f, "_kept", 0)
+        )
+
+    params, _ = trained(Whitening(), remember, update_every=3)
+    assert_same(params, plain, Whitening())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_in_another_order_are_recorded_too(dtype):
+    """Those of few bits are averaged in more."""
+    results = []
+    for transposed in (False, True):
+        torch.manual_seed(0)
+        params = [nn.Parameter(torch.randn(6, 6, dtype=dtype)), nn.Parameter(torch.randn(6, dtype=dtype))]
+        optimizer = PSGD(params, lr=0.02, probe=Whitening())
+        for step in range(20):
+            generator = torch.Generator().manual_seed(step)
+            for p in params:
+                grad = torch.randn(p.shape, generator=generator).to(dtype)
+                p.grad = grad.T.contiguous().T if transposed and step % 2 and grad.ndim > 1 else grad
+            optimizer.step()
+        assert optimizer._whole is not None
+        assert optimizer._whole.replays.count > 10
+        results.append(params)
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_recorded_steps_that_are_watched_are_the_same_steps():
+    """And no more of them are recorded."""
+    results = []
+    for watched in (False, True):
+        torch.manual_seed(0)
+        params = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
+        optimizer = PSGD(params, lr=0.02, probe=Whitening(), update_every=3)
+        found: list[Any] = []
+        monitor = Monitor(optimizer, found.append, every=4) if watched else None
+        for step in range(40):
+            generator = torch.Generator().manual_seed(step)
+            for p in params:
+                p.grad = torch.randn(p.shape, generator=generator)
+            optimizer.step()
+        if monitor is not None:
+            monitor.close()
+            assert len(found) == 10
+            numbers = [v for record in found for b in record.blocks for v in (b.q_step, b.residual, b.update_rms)]
+            assert all(v is not None and v > 0 for v in numbers)
+        assert optimizer._whole is not None
+        replays = optimizer._whole.replays
+        assert replays.count > 10
+        results.append((params, replays.count, len(replays._graphs)))
+    assert results[0][1:] == results[1][1:]
+    assert all(map(torch.equal, results[0][0], results[1][0]))
+
+
+def test_the_least_used_recording_is_dropped():
+    replays = Emulated(torch.device("cpu"), 0)
+    for key in range(2 * MOST):
+        for _ in range(4):
+            replays((key,), lambda: None)
+    assert len(replays._graphs) == MOST
+    assert (2 * MOST - 1,) in replays._graphs
+    assert (0,) not in replays._graphs
+
+
+def test_two_gradients_at_once_are_recorded():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+    x, y = torch.randn(20, 3, dtype=torch.float64), torch.randn(20, 2, dtype=torch.float64)
+    optimizer = PSGD(model.parameters(), lr=0.1, probe=FiniteDifference(module=model, batched=True))
+    losses = [float(optimizer.step(lambda: (model(x) - y).square().mean())) for _ in range(40)]
+    assert losses[-1] < 0.7 * losses[0]
+    assert optimizer._whole is not None
+    assert optimizer._whole.replays.count > 30
+
+
+def test_numbers_stay_at_their_places():
+    replays = Emulated(torch.device("cpu"), 0)
+    first = replays.hold("lr", [0.1, torch.tensor(0.2)], torch.float64)
+    assert [float(place) for place in first] == pytest.approx([0.1, 0.2])
+    second = replays.hold("lr", [0.3, torch.tensor([0.4])], torch.float64)
+    assert [place.data_ptr() for place in first] == [place.data_ptr() for place in second]
+    assert [float(place) for place in second] == pytest.approx([0.3, 0.4])

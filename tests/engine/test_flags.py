@@ -6,21 +6,19 @@ import copy
 import gc
 import math
 import resource
-import weakref
-from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from psgd import PSGD, Dense, FiniteDifference, HessianVector, Joint, Kronecker, Whitening, c3
 from psgd.probes.noise import Noise
 from tests.state.test_store import bits
 
 from ..cases import PROBES, STRUCTURES, TRIANGULAR, probes, small_model, structures, train
+from ..peak import Peak
 
 
 def steps(probe, optimizer, loss_of):
@@ -308,39 +306,6 @@ def test_an_interrupt_anywhere_finds_all_parameters_moved_or_none(probe):
     train(model, optimizer, 3, 6)
     assert bits(model, optimizer) == final
     assert True in outcomes
-
-
-class Peak(TorchDispatchMode):
-    """The largest number of bytes in storages that were made under it and are alive.
-
-    Tensors that exist before it are named, so that letting go of them counts as well.
-    """
-
-    def __init__(self, *existing: Tensor) -> None:
-        super().__init__()
-        self.known: set[int] = set()
-        self.bytes = self.peak = 0
-        self.count(existing)
-        self.bytes -= (start := self.bytes)
-        assert start == sum(t.nbytes for t in existing)
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        before = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        result = func(*args, **(kwargs or {}))
-        self.count(t for t in tree_leaves(result) if isinstance(t, Tensor) and t.untyped_storage()._cdata not in before)
-        self.peak = max(self.peak, self.bytes)
-        return result
-
-    def count(self, tensors: Iterable[Tensor]) -> None:
-        for storage in (t.untyped_storage() for t in tensors):
-            if storage._cdata not in self.known:
-                self.known.add(storage._cdata)
-                self.bytes += storage.nbytes()
-                weakref.finalize(storage, self.forget, storage._cdata, storage.nbytes())
-
-    def forget(self, key: int, size: int) -> None:
-        self.known.discard(key)
-        self.bytes -= size
 
 
 def test_peak_is_measured_right():

@@ -1,160 +1,28 @@
 """Recorded steps are steps, whatever changes between them.
 
-Recording is emulated: operations are logged while they are done, and a replay does them again on the same tensors, as a
-CUDA graph does. So what a recording must not contain is found on a CPU too; ``test_cuda.py`` has the real thing. So are
-the kernels of a table, which read and write what is at an address.
+Recording is emulated, and so are the kernels of a table, see ``emulated.py``: what a recording must not contain is
+found on a CPU too. ``test_cuda.py`` has the real thing.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator
-from functools import wraps
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
-import psgd.engine.bucket
-import psgd.engine.recorder
 from psgd import PSGD, FiniteDifference, HessianVector, Monitor, Whitening, c2
-from psgd.engine.graphs import MOST, Replays
-from psgd.ops.addresses import Addresses
-from psgd.ops.tensor_table import Table
+from psgd.engine.graphs import MOST
 
-#: what comes from the host, and what waits for the device
-FORBIDDEN = (torch.ops.aten.lift_fresh.default, torch.ops.aten._local_scalar_dense.default)
-
-
-class Log(TorchDispatchMode):
-    active: ClassVar[list[Log]] = []
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.done: list[tuple[Any, ...]] = []
-
-    def __enter__(self) -> Log:
-        self.active.append(self)
-        return super().__enter__()
-
-    def __exit__(self, *args: Any) -> None:
-        self.active.pop()
-        super().__exit__(*args)
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        assert function not in FORBIDDEN, f"{function} in a recording"
-        result = function(*args, **(kwargs or {}))
-        self.done.append((function, args, kwargs or {}, result))
-        return result
-
-
-def kernel(function: Callable[..., None]) -> Callable[..., None]:
-    """A function that is logged as one operation."""
-
-    @wraps(function)
-    def run(*args: Any) -> None:
-        for log in Log.active:
-            log.done.append((function, args, {}, None))
-        with _disable_current_modes():
-            function(*args)
-
-    return run
-
-
-def at(address: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-    memory = (ctypes.c_char * (numel * dtype.itemsize)).from_address(address)
-    return torch.frombuffer(memory, dtype=dtype)
-
-
-class Recording:
-    """What a graph would do. The first replay is the recording itself, which has been done already."""
-
-    def __init__(self, done: list[tuple[Any, ...]]) -> None:
-        self.done = done
-        self.replays = 0
-
-    def replay(self) -> None:
-        self.replays += 1
-        if self.replays == 1:
-            return
-        written = [t for _, *rest in self.done for t in tree_leaves(rest) if isinstance(t, torch.Tensor)]
-        with torch.autograd._unsafe_preserve_version_counter(tuple(written)):
-            for function, args, kwargs, result in self.done:
-                again = function(*args, **kwargs)
-                if result is not None and not any(r.alias_info is not None for r in function._schema.returns):
-                    for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
-                        if isinstance(old, torch.Tensor):
-                            old.copy_(new)
-
-
-class Emulated(Replays):
-    def __init__(self, device: torch.device, nbytes: int) -> None:
-        super().__init__(device, nbytes)
-        self.count = 0
-
-    def _record(self, key, function) -> bool:
-        with Log() as log:
-            function()
-        self._keep(key, Recording(log.done))
-        return True
-
-    def __call__(self, key, function) -> None:
-        super().__call__(key, function)
-        self.count += key in self._graphs
-
-
-def blocks_of(table: Table) -> Iterator[list[int]]:
-    yield from table.blocks.tolist()
-
-
-@kernel
-def subtract_(
-    self: Table, v: torch.Tensor, scale: torch.Tensor, rate: torch.Tensor, decay: torch.Tensor, usable: torch.Tensor
-) -> None:
-    for b, (address, numel, start, first, n, after) in enumerate(blocks_of(self)):
-        theta, i = at(address, numel, self.dtype), torch.arange(numel)
-        step = v[start : start + numel] * scale[first : first + n][(i // after) % n] * rate[b] + theta * decay[b]
-        theta.copy_(torch.where(usable, theta - step, theta))
-
-
-@kernel
-def check_(self: Table, sources: Addresses, usable: torch.Tensor) -> None:
-    for address, (_, numel, *_) in zip(sources.place.tolist(), blocks_of(self), strict=True):
-        usable &= at(address, numel, self.dtype).isfinite().all()
-
-
-@kernel
-def gather(self: Table, sources: Addresses, out: torch.Tensor) -> None:
-    for address, (_, numel, start, *_) in zip(sources.place.tolist(), blocks_of(self), strict=True):
-        out[start : start + numel] = at(address, numel, self.dtype)
-
-
-@kernel
-def average_(
-    self: Table,
-    sources: Addresses,
-    means: Addresses,
-    dtype: torch.dtype,
-    weight: torch.Tensor,
-    usable: torch.Tensor,
-) -> None:
-    each = zip(sources.place.tolist(), means.place.tolist(), weight, blocks_of(self), strict=True)
-    for source, mean, w, (_, numel, *_) in each:
-        m = at(mean, numel, dtype)
-        m.copy_(torch.where(usable, torch.lerp(m, at(source, numel, self.dtype).to(dtype), w.to(dtype)), m))
+from ..emulated import Emulated, emulated_graphs, without_kernels
 
 
 @pytest.fixture(autouse=True)
-def emulation(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    for module in (psgd.engine.bucket, psgd.engine.recorder):
-        monkeypatch.setattr(module, "ready", lambda device, kernel: True)
-    for function in (subtract_, check_, gather, average_):
-        monkeypatch.setattr(Table, function.__name__, function)
-    monkeypatch.setattr(psgd.engine.recorder, "Replays", Emulated)
+def emulation():
+    with emulated_graphs():
+        yield
 
 
 SHAPES = [(4, 5), (5,), (7, 3), (4, 5), (6, 6), (300, 2)]
@@ -306,8 +174,7 @@ def trained(
 
 def trained_by_torch(*args: Any, **options: Any) -> Params:
     """Without kernels, and so without recordings."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(psgd.engine.bucket, "ready", lambda device, kernel: False)
+    with without_kernels():
         params, optimizer = trained(*args, **options)
         assert optimizer._whole is None or optimizer._whole.replays is None
     return params
@@ -362,7 +229,7 @@ def test_with_and_without_an_average(probe, options):
     assert optimizer._whole.replays.count > 30
 
 
-def test_numbers_and_parameters_of_two_dtypes_are_recorded_too(monkeypatch):
+def test_numbers_and_parameters_of_two_dtypes_are_recorded_too():
     def train() -> tuple[Params, PSGD]:
         torch.manual_seed(0)
         kinds = [((4, 4), torch.bfloat16), ((4,), torch.float32), ((), torch.float32), ((4, 4), torch.float32)]
@@ -377,8 +244,9 @@ def test_numbers_and_parameters_of_two_dtypes_are_recorded_too(monkeypatch):
     recorded, optimizer = train()
     assert optimizer._whole is not None
     assert optimizer._whole.replays.count > 10
-    monkeypatch.setattr(psgd.engine.bucket, "ready", lambda device, kernel: False)
-    for mine, theirs in zip(recorded, train()[0], strict=True):
+    with without_kernels():
+        plain, _ = train()
+    for mine, theirs in zip(recorded, plain, strict=True):
         tolerance = 0.02 if mine.dtype == torch.bfloat16 else 1e-4
         torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
 
@@ -404,7 +272,7 @@ def test_a_probe_with_a_damping_of_its_own_is_not_recorded():
     assert optimizer._whole.replays is None
 
 
-def test_after_a_recording_that_failed_steps_are_steps(monkeypatch):
+def test_after_a_recording_that_failed_steps_are_steps():
     class Failing(Emulated):
         def _record(self, key, function) -> bool:
             """Python does everything, and the device nothing."""
@@ -416,7 +284,6 @@ def test_after_a_recording_that_failed_steps_are_steps(monkeypatch):
             return False
 
     plain = trained_by_torch(Whitening(), nothing, update_every=3)
-    monkeypatch.setattr(psgd.engine.recorder, "Replays", Failing)
     everything: list[torch.Tensor] = []
 
     def remember(optimizer: PSGD, params: Params, step: int) -> None:
@@ -425,7 +292,8 @@ def test_after_a_recording_that_failed_steps_are_steps(monkeypatch):
             f._kept[1] for stack in optimizer.stacks for f in stack.group.factors if getattr(f, "_kept", 0)
         )
 
-    params, _ = trained(Whitening(), remember, update_every=3)
+    with emulated_graphs(Failing):
+        params, _ = trained(Whitening(), remember, update_every=3)
     assert_same(params, plain, Whitening())
 
 

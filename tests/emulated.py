@@ -1,0 +1,182 @@
+"""CUDA graphs on a CPU, and the kernels that recorded steps need.
+
+Operations are logged while they are done, and a replay does them again on the same tensors, as a CUDA graph does. The
+kernels of a table read and write what is at an address. All that is replaced in the package is named in
+``emulated_graphs`` and ``without_kernels``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+import psgd.engine.bucket
+import psgd.engine.recorder
+from psgd.engine.graphs import Replays
+from psgd.ops.addresses import Addresses
+from psgd.ops.tensor_table import Table
+
+#: what comes from the host, and what waits for the device
+FORBIDDEN = (torch.ops.aten.lift_fresh.default, torch.ops.aten._local_scalar_dense.default)
+
+
+class Log(TorchDispatchMode):
+    active: ClassVar[list[Log]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[tuple[Any, ...]] = []
+
+    def __enter__(self) -> Log:
+        self.active.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *args: Any) -> None:
+        self.active.pop()
+        super().__exit__(*args)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert function not in FORBIDDEN, f"{function} in a recording"
+        result = function(*args, **(kwargs or {}))
+        self.done.append((function, args, kwargs or {}, result))
+        return result
+
+
+def kernel(function: Callable[..., None]) -> Callable[..., None]:
+    """A function that is logged as one operation."""
+
+    @wraps(function)
+    def run(*args: Any) -> None:
+        for log in Log.active:
+            log.done.append((function, args, {}, None))
+        with _disable_current_modes():
+            function(*args)
+
+    return run
+
+
+def at(address: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    memory = (ctypes.c_char * (numel * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(memory, dtype=dtype)
+
+
+class Recording:
+    """What a graph would do. The first replay is the recording itself, which has been done already."""
+
+    def __init__(self, done: list[tuple[Any, ...]]) -> None:
+        self.done = done
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        if self.replays == 1:
+            return
+        written = [t for _, *rest in self.done for t in tree_leaves(rest) if isinstance(t, torch.Tensor)]
+        with torch.autograd._unsafe_preserve_version_counter(tuple(written)):
+            for function, args, kwargs, result in self.done:
+                again = function(*args, **kwargs)
+                if result is not None and not any(r.alias_info is not None for r in function._schema.returns):
+                    for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
+                        if isinstance(old, torch.Tensor):
+                            old.copy_(new)
+
+
+class Emulated(Replays):
+    """Recordings of one optimizer. ``count`` is the number of its steps that were recorded or replayed."""
+
+    #: of all optimizers
+    total: ClassVar[Counter[str]] = Counter()
+
+    def __init__(self, device: torch.device, nbytes: int) -> None:
+        super().__init__(device, nbytes)
+        self.count = 0
+
+    def _record(self, key, function) -> bool:
+        with Log() as log:
+            function()
+        self._keep(key, Recording(log.done))
+        return True
+
+    def __call__(self, key, function) -> None:
+        super().__call__(key, function)
+        self.count += key in self._graphs
+        self.total["replays"] += key in self._graphs
+
+
+def blocks_of(table: Table) -> Iterator[list[int]]:
+    yield from table.blocks.tolist()
+
+
+@kernel
+def subtract_(
+    self: Table, v: torch.Tensor, scale: torch.Tensor, rate: torch.Tensor, decay: torch.Tensor, usable: torch.Tensor
+) -> None:
+    for b, (address, numel, start, first, n, after) in enumerate(blocks_of(self)):
+        theta, i = at(address, numel, self.dtype), torch.arange(numel)
+        step = v[start : start + numel] * scale[first : first + n][(i // after) % n] * rate[b] + theta * decay[b]
+        theta.copy_(torch.where(usable, theta - step, theta))
+
+
+@kernel
+def check_(self: Table, sources: Addresses, usable: torch.Tensor) -> None:
+    for address, (_, numel, *_) in zip(sources.place.tolist(), blocks_of(self), strict=True):
+        usable &= at(address, numel, self.dtype).isfinite().all()
+
+
+@kernel
+def gather(self: Table, sources: Addresses, out: torch.Tensor) -> None:
+    for address, (_, numel, start, *_) in zip(sources.place.tolist(), blocks_of(self), strict=True):
+        out[start : start + numel] = at(address, numel, self.dtype)
+
+
+@kernel
+def average_(
+    self: Table,
+    sources: Addresses,
+    means: Addresses,
+    dtype: torch.dtype,
+    weight: torch.Tensor,
+    usable: torch.Tensor,
+) -> None:
+    each = zip(sources.place.tolist(), means.place.tolist(), weight, blocks_of(self), strict=True)
+    for source, mean, w, (_, numel, *_) in each:
+        m = at(mean, numel, dtype)
+        m.copy_(torch.where(usable, torch.lerp(m, at(source, numel, self.dtype).to(dtype), w.to(dtype)), m))
+
+
+@contextmanager
+def emulated_graphs(replays: type[Emulated] = Emulated) -> Iterator[Counter[str]]:
+    """Record and replay the steps on a CPU, by the kernels above.
+
+    Args:
+        replays: the class that records, in place of the one that makes CUDA graphs
+
+    Returns:
+        a counter, whose entry "replays" is the number of steps that were recorded or replayed in this context
+    """
+    Emulated.total.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        for module in (psgd.engine.bucket, psgd.engine.recorder):
+            patch.setattr(module, "ready", lambda device, kernel: True)
+        for function in (subtract_, check_, gather, average_):
+            patch.setattr(Table, function.__name__, function)
+        patch.setattr(psgd.engine.recorder, "Replays", replays)
+        yield Emulated.total
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Let steps be those of torch alone, also where graphs are emulated: without kernels, and so without recordings."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(psgd.engine.bucket, "ready", lambda device, kernel: False)
+        yield

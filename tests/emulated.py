@@ -21,9 +21,8 @@ from torch.utils._pytree import tree_leaves
 
 import psgd.engine.bucket
 import psgd.engine.recorder
-from psgd.engine.graphs import Replays
-from psgd.ops.addresses import Addresses
-from psgd.ops.tensor_table import Table
+from psgd.engine.graphs import Graphs
+from psgd.ops.tensor_table import Addresses, TensorTable
 
 #: what comes from the host, and what waits for the device
 FORBIDDEN = (torch.ops.aten.lift_fresh.default, torch.ops.aten._local_scalar_dense.default)
@@ -90,7 +89,7 @@ class Recording:
                             old.copy_(new)
 
 
-class Emulated(Replays):
+class Emulated(Graphs):
     """Recordings of one optimizer. ``count`` is the number of its steps that were recorded or replayed."""
 
     #: of all optimizers
@@ -112,13 +111,13 @@ class Emulated(Replays):
         self.total["replays"] += key in self._graphs
 
 
-def blocks_of(table: Table) -> Iterator[list[int]]:
+def blocks_of(table: TensorTable) -> Iterator[list[int]]:
     yield from table.blocks.tolist()
 
 
 @kernel
 def subtract_(
-    self: Table, v: torch.Tensor, scale: torch.Tensor, rate: torch.Tensor, decay: torch.Tensor, usable: torch.Tensor
+    self: TensorTable, v: torch.Tensor, scale: torch.Tensor, rate: torch.Tensor, decay: torch.Tensor, usable: torch.Tensor
 ) -> None:
     for b, (address, numel, start, first, n, after) in enumerate(blocks_of(self)):
         theta, i = at(address, numel, self.dtype), torch.arange(numel)
@@ -127,20 +126,20 @@ def subtract_(
 
 
 @kernel
-def check_(self: Table, sources: Addresses, usable: torch.Tensor) -> None:
+def check_(self: TensorTable, sources: Addresses, usable: torch.Tensor) -> None:
     for address, (_, numel, *_) in zip(sources.place.tolist(), blocks_of(self), strict=True):
         usable &= at(address, numel, self.dtype).isfinite().all()
 
 
 @kernel
-def gather(self: Table, sources: Addresses, out: torch.Tensor) -> None:
+def gather(self: TensorTable, sources: Addresses, out: torch.Tensor) -> None:
     for address, (_, numel, start, *_) in zip(sources.place.tolist(), blocks_of(self), strict=True):
         out[start : start + numel] = at(address, numel, self.dtype)
 
 
 @kernel
 def average_(
-    self: Table,
+    self: TensorTable,
     sources: Addresses,
     means: Addresses,
     dtype: torch.dtype,
@@ -169,8 +168,8 @@ def emulated_graphs(replays: type[Emulated] = Emulated) -> Iterator[Counter[str]
         for module in (psgd.engine.bucket, psgd.engine.recorder):
             patch.setattr(module, "ready", lambda device, kernel: True)
         for function in (subtract_, check_, gather, average_):
-            patch.setattr(Table, function.__name__, function)
-        patch.setattr(psgd.engine.recorder, "Replays", replays)
+            patch.setattr(TensorTable, function.__name__, function)
+        patch.setattr(psgd.engine.recorder, "Graphs", replays)
         yield Emulated.total
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from psgd import PSGD, Affine, Dense, FiniteDifference, HessianVector, Joint, PerTensor, Whitening
 from psgd.blocks import Blocks
-from psgd.ops.real import real
+from psgd.ops.real import as_real
 
 from .cases import train
 
@@ -28,7 +28,7 @@ def test_unpack_undoes_pack(blocks: Blocks, dtype):
         assert tuple(packed.shape) == block.shape
         assert packed.numel() == block.numel
         for i, part in zip(block.params, block.unpack(packed), strict=True):
-            assert torch.equal(part, real(tensors[i]))
+            assert torch.equal(part, as_real(tensors[i]))
             assert part.untyped_storage().data_ptr() == packed.untyped_storage().data_ptr()
 
 

@@ -291,7 +291,7 @@ def on_graphs(wanted: Callable[[str], bool]) -> Iterator[tuple[str, Record]]:
 
 def on_ranks(wanted: Callable[[str], bool]) -> Iterator[tuple[str, Record]]:
     """Two and four ranks; on four, most structures with a few variants only, as processes wait for each other."""
-    from tests.distributed.ranks import Ranks
+    from tests.ranks.ranks import Ranks
 
     structures = ("Kronecker()", "Dense()", "Kronecker(inverse_free=False)", "Diagonal()")
     ranks = Ranks()

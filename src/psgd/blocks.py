@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .ops.real import real
+from .ops.real import as_real
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Block:
         return math.prod(self.shape)
 
     def pack(self, tensors: Sequence[Tensor]) -> Tensor:
-        parts = [real(t).reshape(view) for t, view in zip(tensors, self.views, strict=True)]
+        parts = [as_real(t).reshape(view) for t, view in zip(tensors, self.views, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
 
     def unpack(self, block: Tensor) -> list[Tensor]:
@@ -66,7 +66,7 @@ class PerTensor(Blocks):
     def divide(self, params: Sequence[tuple[int, Tensor]]) -> list[Block]:
         blocks = []
         for i, p in params:
-            shape = tuple(real(p).shape)
+            shape = tuple(as_real(p).shape)
             blocks.append(Block((i,), (shape,), (shape or (1,),)))
         return blocks
 
@@ -79,7 +79,7 @@ class Joint(Blocks):
         if not params:
             return []
         _check_one_device(params, "Joint")
-        shapes = tuple(tuple(real(p).shape) for _, p in params)
+        shapes = tuple(tuple(as_real(p).shape) for _, p in params)
         return [Block(tuple(i for i, _ in params), shapes, tuple((math.prod(s),) for s in shapes))]
 
 
@@ -112,7 +112,7 @@ class Affine(Blocks):
         if any(p.is_complex() != weights[0].is_complex() for _, p in params):
             raise ValueError("params: Affine wants the tensors of a layer to be all real or all complex")
         _check_one_device(params, "Affine")
-        shapes = tuple(tuple(real(p).shape) for _, p in params)
+        shapes = tuple(tuple(as_real(p).shape) for _, p in params)
         pair = (2,) if weights[0].is_complex() else ()
         views = tuple((rows, math.prod(p.shape[1:]), *pair) for _, p in params)
         return [Block(tuple(i for i, _ in params), shapes, views, dim=1)]

@@ -54,6 +54,12 @@ def c3(Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent:
     return Tangent((a - b).mul_(0.5), a.add_(b), is_difference=True)
 
 
+#: criteria that are fitted without solving linear equations, for which a GPU would wait for the host
+WITHOUT_SOLVES = frozenset([c2, c3])
+#: criteria whose expectation over white noise ``δθ`` has a closed form, so that whitening needs no random numbers
+IN_EXPECTATION = frozenset([c3])
+
+
 def misfit(criterion: Criterion, Q: Group, dtheta: Tensor, dgrad: Tensor) -> Tensor:
     """How far one pair is from what a criterion wants: for each block a number that does not depend on any scale.
 

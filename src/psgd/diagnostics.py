@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from .blocks import Block
-from .ops.distributed import is_divided
-from .ops.real import like, real
+from .ops.distributed import is_dtensor
+from .ops.real import as_real, from_real
 from .optimizer import PSGD
 from .probes.closures import evaluate_forward
 from .probes.restore import Gradients
@@ -147,7 +147,7 @@ def model_spectrum(
     for name, value in (("probes", probes), ("iterations", iterations)):
         if value < 1:
             raise ValueError(f"{name}={value!r}: model_spectrum wants a whole number of at least 1")
-    if any(is_divided(p) for p in optimizer.parameters()):
+    if any(is_dtensor(p) for p in optimizer.parameters()):
         raise ValueError("optimizer: ranks hold only parts of its parameters; model_spectrum wants whole ones")
     operators = _Operators(optimizer, closure, "model_spectrum")
     vectors = operators.probes(probes, seed)
@@ -239,7 +239,7 @@ class _Operators:
             for i, part in stack.unpack(stacked)
         }
         used = [
-            (g, like(g, vectors[i].to(real(g).dtype).contiguous()))
+            (g, from_real(vectors[i].to(as_real(g).dtype).contiguous(), g))
             for i, g in zip(self.inputs, self.grads, strict=True)
             if g is not None
         ]

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from .monitor import Monitor, Record
 from .optimizer import PSGD
-from .probes import FiniteDifference, HessianVector
 
 try:
     import lightning.pytorch as pl
@@ -99,12 +98,12 @@ def _check(optimizer: PSGD, trainer: pl.Trainer, module: pl.LightningModule) -> 
     if not module.automatic_optimization:
         return
     probe = type(optimizer.probe).__name__
-    if isinstance(optimizer.probe, HessianVector) or getattr(optimizer.probe, "batched", False):
+    if optimizer.probe.forward_only:
         raise MisconfigurationException(
             f"automatic_optimization=True: {probe} wants a closure that does not call backward(), and the Trainer's "
             "does; set automatic_optimization = False and call optimizer.step(closure) in training_step"
         )
-    if not isinstance(optimizer.probe, FiniteDifference):
+    if not optimizer.probe.calls_twice:
         return
     if trainer.accumulate_grad_batches > 1:
         k = trainer.accumulate_grad_batches

@@ -1,39 +1,26 @@
-"""The optimizer: owns the state and the param groups, and ties the other modules together."""
+"""The optimizer: options, the step of the paper's algorithm, and what torch wants of an optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from .blocks import Blocks, PerTensor
 from .criteria import Criterion, c3
-from .engine import flags as usable
-from .engine.bucket import Direction, Fleet, Heading
-from .engine.found import Found, Grads, Pairs
-from .engine.recorder import RecordedOptimizer
-from .engine.stack import Stack, per_block
+from .engine import Motion, Pairs, Recorder, Room, Stack, Tensors, Work, flags, is_due, without_autocast
 from .groups import Kronecker, Structure
-from .groups.inverse_free import ALL_CHORES, Chores, InverseFree
-from .groups.pooled import Pools
 from .normalize import Normalization
-from .ops import parameters as guarded
-from .ops.distributed import aligned, local, local_of, several_ranks
-from .ops.real import real
-from .ops.streams import at_once
-from .probes import Evaluation, FiniteDifference, Probe, Whitening
-from .probes.noise import Noise, mix
-from .probes.restore import Gradients
-from .state import checks, options, summary
-from .state.store import Whole
-from .tangent import Tangent
+from .ops import as_real, part_of
+from .probes import Draw, Evaluation, FiniteDifference, Gradients, Probe
+from .ranks import Alone, Ranks, ranks_of
+from .state import Store, checkpoint, checks, options, summary
 
 
-class PSGD(RecordedOptimizer):
+class PSGD(Optimizer):
     r"""Preconditioned stochastic gradient descent.
 
     .. math::
@@ -106,7 +93,13 @@ class PSGD(RecordedOptimizer):
     True
     """
 
-    normalize: Normalization
+    preconditioner: Structure
+    criterion: Criterion
+    probe: Probe
+    blocks: Blocks
+    precond_dtype: torch.dtype | None
+    normalize: Normalization | None
+    cuda_graph: bool
     error_if_nonfinite: bool
     #: called at every step with its number, what the probe found and whole gradients, before anything moves
     observers: tuple[Callable[[int, Evaluation, Mapping[int, Tensor]], None], ...] = ()
@@ -147,7 +140,7 @@ class PSGD(RecordedOptimizer):
         }
         numbers = {
             "lr": lr,
-            "precond_lr": preconditioner.precond_lr(isinstance(probe, Whitening)) if precond_lr is None else precond_lr,
+            "precond_lr": preconditioner.precond_lr(probe.whitens) if precond_lr is None else precond_lr,
             "momentum": probe.momentum if momentum is None else momentum,
             "weight_decay": weight_decay,
             "update_every": update_every,
@@ -157,7 +150,20 @@ class PSGD(RecordedOptimizer):
             "seed": seed,
             "maximize": maximize,
         }
-        super().__init__(params, numbers, choices, shard)
+        params = checks.param_groups(params)
+        options.check(numbers)
+        self._choice_names = tuple(choices)
+        self.__dict__.update(choices)
+        self._assemble(ranks_of(shard, checks.all_tensors(params)))
+        super().__init__(params, numbers)
+        kinds = [(tuple(p.shape), str(p.dtype)) for p in self._store.params]
+        self._ranks.same("params", lambda: (kinds, preconditioner, blocks), "build the same model on every rank")
+
+    def _assemble(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._store = Store(self.preconditioner, self.blocks, self.precond_dtype, self.normalize, ranks)
+        fixed = [name for name in options.NAMES if name not in ("lr", "seed")]
+        self._recorder = Recorder(self.cuda_graph, ranks.recordable, fixed)
 
     @torch.compiler.disable(  # type: ignore[untyped-decorator]
         reason="a step calls closures and reseeds generators; its products are batched already"
@@ -170,287 +176,106 @@ class PSGD(RecordedOptimizer):
             closure: evaluates the model and returns the loss. ``FiniteDifference`` wants an ordinary one, which calls
                 ``backward``; ``HessianVector`` one that does not; ``Whitening`` needs none.
         """
-        evaluation, found = self._evaluate(closure)
-        flags = usable.loss_is_finite(self._common(evaluation.loss))
-        flags += [flag for group in self.param_groups if (flag := options.rate_is_usable(group["lr"])) is not None]
-        with without_autocast(self._skipped):
-            if self._team is not None:
-                flags += usable.finite(map(local, found.grads.values()))
-                self._collect(self._team, found)
-                evaluation.pairs = found.pairs
+        evaluation, grads, due = self._measure(closure)
+        store = self._store
+        with without_autocast(store.skipped):
+            work = self._work(evaluation, grads, due)
             for observe in self.observers:
-                observe(int(self._clock), evaluation, found.grads)
-            fleets, parts = self._fleets(found.grads)
-            advance = partial(self._advance, fleets, parts, found)
-            if (given := self._recordable(fleets, found)) is not None:
-                self._replay(fleets, found, given, advance, flags)
-            else:
-                if self._team is None:
-                    flags += usable.finite(found.grads.values())
-                ok = usable.agree(flags, self._skipped)
-                if self._team is not None:
-                    ok = {device: self._team.all_true(flag) for device, flag in ok.items()}
-                advance(self.param_groups, ok, found.grads, found.pairs)
-        self._clock += 1
+                observe(int(store.clock), evaluation, work.grads.by_position)
+            self._recorder.run(work, self.probe, self.criterion, store.params, self._agree, self._advance)
+        store.clock += 1
         return evaluation.loss
 
-    def _advance(
-        self,
-        fleets: Sequence[Fleet],
-        parts: Sequence[tuple[Stack, list[int], Stack]],
-        found: Found,
-        groups: Sequence[Mapping[str, Any]],
-        ok: usable.Flags,
-        grads: Grads,
-        pairs: Pairs,
-    ) -> None:
-        """Update ``Q`` and averages, and move the parameters: all of a step that the device does alone."""
-        for fleet in fleets:
-            self._fit(fleet, pairs, ok[fleet.device])
-            fleet.average_(grads, fleet.number(groups, "momentum"), ok[fleet.device])
-        headings = [self._head(fleet, found, grads, ok[fleet.device]) for fleet in fleets]
-        for whole, rows, part in parts:
-            whole.put_back_(rows, part)
-        self._move(fleets, headings, found.grads, groups, ok)
+    def _advance(self, work: Work) -> None:
+        """Update averages and ``Q``, and move the parameters: all of a step that the device does alone."""
+        directions = []
+        for bucket in work.buckets:
+            own, ok, room = work.groups[bucket.group], work.ok[bucket.device], Room(bucket)
+            m = bucket.average_(work.grads, own["momentum"], ok)  # m ← β m + (1 − β) g
+            d = None
+            if bucket.group in work.due:  # Q ← (I − μ ∇E / ‖∇E‖) Q
+                d = self.probe.fit_(bucket.Q, work.measured(bucket, m, room), self.criterion, own["precond_lr"], ok)
+            if d is None:  # d = QᵀQ m
+                d = bucket.precondition(m, own["update_every"] > 1, room)
+            directions.append(bucket.direction(d, room))
+            bucket.put_back_()
+        motion = Motion(work.buckets, directions, work.groups, self._ranks.length)  # lr, less for max_rms and max_norm
+        ok_everywhere = self._agree([*work.ok.values(), *motion.is_finite()])
+        for device, count in self._store.skipped.items():
+            count += ~ok_everywhere[device]
+        # θ ← θ − (rate d + decay θ)
+        self._ranks.move_(motion, self._store.params, self._store.group_of, work.given, ok_everywhere)
 
-    def _evaluate(self, closure: Callable[[], Any] | None) -> tuple[Evaluation, Found]:
+    def _agree(self, decisions: list[Tensor]) -> dict[torch.device, Tensor]:
+        """Whether all flags are true, on all devices and ranks."""
+        return self._ranks.all_true(flags.agree(decisions, self._store.skipped))
+
+    def _measure(self, closure: Callable[[], Any] | None) -> tuple[Evaluation, dict[int, Tensor], dict[int, Any]]:
         """Have the probe evaluate the closure; on several ranks, an error on one of them is one on all.
 
         Returns:
-            what the probe found, and what the step goes by
+            what the probe found, gradients by position, and for each param group whose ``Q`` is due its chores
         """
-        error: Exception | None = None
-        evaluation = Evaluation(None, [])
-        grads: dict[int, Tensor] = {}
-        moved: list[int] = []
+        store, ranks = self._store, self._ranks
+        evaluation, grads, due = Evaluation(None, []), {}, {}
+        start = Gradients(())
         try:
-            self._check_before(closure)
-        except Exception as e:
-            if self._team is None:
-                raise
-            error = e
-        now = int(self._clock)
-        draw = Noise(now)
-
-        def noise(i: int) -> Tensor:
-            return draw(real(self._params[i]), self._group(i)["seed"], i)
-
-        def noise_here(i: int) -> Tensor:
-            return local_of(noise(i), self._params[i])
-
-        start = Gradients(self._params)
-        try:
-            if error is None:
-                due = [options.is_due(group, now) for group in self.param_groups]
-                moved = [i for i, kind in enumerate(self._made_for) if due[self._group_of[i]] and 0 not in kind[0]]
-                try:
-                    evaluation = self.probe(closure, self._params, moved, noise_here, start)
-                    grads = checks.gradients(self._made_for, evaluation.grads, self._name)
-                except Exception as e:
-                    if self._team is None:
-                        raise
-                    error = e
-            if self._team is not None:
-                self._agree(self._team, error, grads, evaluation.pairs)
-                grads = {i: aligned(grad, self._params[i]) for i, grad in sorted(grads.items())}
+            with ranks.catch() as caught:
+                self._check_before(closure)
+                start = Gradients(store.params)
+                now = int(store.clock)
+                groups = enumerate(self.param_groups)
+                due = {g: self.probe.chores(now, group["precond_lr"]) for g, group in groups if is_due(group, now)}
+                moved = [i for i, kind in enumerate(store.kinds) if store.group_of[i] in due and 0 not in kind[0]]
+                draw = self._noise(now)
+                evaluation = self.probe(
+                    closure, store.params, moved, lambda i: part_of(draw(i), store.params[i]), start
+                )
+                grads = checks.gradients(store.kinds, evaluation.grads, store.name)
+            ranks.same("step", lambda: self._agreement(grads, evaluation), _ADVICE, caught.error)
+            grads = ranks.align(grads, store.params)
             if self.error_if_nonfinite:
-                self._demand_finite(self._common(evaluation.loss), grads, now)
+                loss = ranks.deciding_loss(evaluation.loss)
+                with ranks.catch() as caught:
+                    checks.finite(loss, grads, int(store.clock), store.name)
+                ranks.together(caught.error, f"step {int(store.clock)}")
         except BaseException:
             start.restore()
             raise
-        chores = self._chores() if moved and isinstance(self.probe, Whitening) else ALL_CHORES
-        all_due = len(moved) == sum(0 not in kind[0] for kind in self._made_for)
-        return evaluation, Found(grads, evaluation.pairs, moved, all_due, noise, chores)
+        return evaluation, grads, due
 
-    def _common(self, loss: Any) -> Any:
-        """The loss, where it may decide: each rank has one of its own, and ranks without a team must not part ways."""
-        return None if self._team is None and several_ranks() else loss
+    def _noise(self, step: int) -> Callable[[int], Tensor]:
+        draw, store = Draw(step), self._store
+        return lambda i: draw(as_real(store.params[i]), store.options_of(i)["seed"], i)
 
-    def _fleets(self, grads: Mapping[int, Tensor]) -> tuple[list[Fleet], list[tuple[Stack, list[int], Stack]]]:
-        """The blocks that have gradients, by device and precision; and stacks of which only some blocks are there."""
-        stacks = self._current_stacks()
-        if any(group["momentum"] for group in self.param_groups):
-            for stack in stacks:
-                self._start_average(stack)
-        if len(grads) == self._filled:
-            if self._whole is None or self._whole.stacks is not stacks:
-                self._whole = Whole(stacks, self._by_device(stacks))
-            for fleet in self._whole.fleets if self._team is None else []:
-                fleet.aim(self._params)
-            return self._whole.fleets, []
-        chosen = [(stack, stack.having(grads)) for stack in stacks]
-        parts = [(stack, rows, stack.select(rows)) for stack, rows in chosen if rows]
-        fleets = self._by_device([part for _, _, part in parts])
-        return fleets, [(whole, rows, part) for whole, rows, part in parts if part is not whole]
+    def _agreement(self, grads: Mapping[int, Tensor], evaluation: Evaluation) -> Any:
+        """What must be the same on all ranks before they rely on each other."""
+        numbers = [[group.get(name) for name in options.NAMES if name != "lr"] for group in self.param_groups]
+        shapes = [tuple(kind[0]) for kind in self._store.kinds]
+        return sorted(grads), sorted(evaluation.pairs), shapes, int(self._store.clock), numbers
 
-    def _by_device(self, stacks: Sequence[Stack]) -> list[Fleet]:
-        alike: dict[Any, list[Stack]] = {}
-        for stack in stacks:
-            alike.setdefault(self._fleet_of(stack), []).append(stack)
-        return [
-            Fleet(same, [self._group_of[block.params[0]] for stack in same for block in stack.blocks])
-            for same in alike.values()
-        ]
-
-    def _start_average(self, stack: Stack) -> None:
-        """Momentum may be switched on at any step."""
-        if not stack.average and any(self._group(i)["momentum"] for i in stack.params()):
-            stack.start_average()
-            self._share_state(stack)
-
-    def _head(self, fleet: Fleet, found: Found, grads: Grads, ok: Tensor) -> Heading:
-        """Precondition averaged gradients; whiten them, where that is how ``Q`` is fitted."""
-        gs, weight = fleet.averages(grads)
-        if isinstance(self.probe, Whitening) and found.moved:
-            of_average = self.probe.of_average or weight is None
-            if found.all_due and fleet.pools is not None and self.criterion is c3:
-                whitened = gs if of_average else fleet.pack(grads)
-                dtype = fleet.stacks[0].like.dtype
-                buffer, outs = fleet.room() if of_average else (None, None)
-                result, length = fleet.pools.whiten_(
-                    [g.to(dtype) for g in whitened],
-                    fleet.number(self.param_groups, "precond_lr"),
-                    self.probe.relative_damping(dtype) * found.chores.damping,
-                    ok,
-                    weight if of_average else None,
-                    tidy=found.chores.tidy,
-                    outs=outs,
-                )
-                if of_average:  # P of before the update has been applied already
-                    return Heading([Direction(v, scale) for v, scale in result], length.to(fleet.dtype), None, buffer)
-            else:
-                weights = fleet.split(weight) if weight is not None else [None] * len(gs)
-                for stack, g, w in zip(fleet.stacks, gs, weights, strict=True):
-                    if fitted := stack.having(set(found.moved)):
-                        source = (g if w is None else g / per_block(w, g)) if of_average else stack.pack(found.grads)
-                        self._whiten(stack, fitted, source, found.noise, ok)
-        rare = all(group["update_every"] > 1 for group in self.param_groups)
-        buffer, outs = fleet.room()
-        each = zip(fleet.stacks, gs, outs, strict=True)
-        tasks = [partial(Direction.of, stack, g, rare, out) for stack, g, out in each]
-        parts = at_once(tasks, [g.numel() for g in gs], fleet.device)
-        directions = [direction for direction, _ in parts]
-        length = torch.cat([length for _, length in parts]).to(fleet.dtype)
-        return Heading(directions, length if weight is None else length / weight, weight, buffer)
-
-    def _chores(self) -> Chores:
-        """A captured step may be the only one. Which others do what looks random, so that no schedule misses any."""
-        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        longest = max(group["precond_lr"] for group in self.param_groups)
-        return ALL_CHORES if capturing else Chores.of(mix(int(self._clock)), longest)
-
-    def _fit(self, fleet: Fleet, pairs: Pairs, ok: Tensor) -> None:
-        """Update ``Q`` of the blocks with new pairs."""
-        if not pairs:
-            return
-        chosen: list[tuple[Stack, list[int]]] = []
-        if isinstance(pairs, dict):
-            chosen = [(stack, rows) for stack in fleet.stacks if (rows := stack.having(pairs))]
-            if not chosen:
-                return
-            parts = [stack.select(rows) for stack, rows in chosen]
-            fitted = fleet if parts == fleet.stacks else self._by_device(parts)[0]
-            measured = (_taken(stack, pairs) for stack in fitted.stacks)
-        else:
-            fitted = fleet
-            halves = [fleet.pack(half) for half in pairs]
-            measured = ([half.pop(0) for half in halves] for _ in fleet.stacks)
-        lr = fitted.number(self.param_groups, "precond_lr")
-        signs = self._signs(fitted)
-        if fitted.pools is None:
-            for stack, rate, sign, pair in zip(fitted.stacks, fitted.split(lr), signs, measured, strict=True):
-                self._descend(stack, rate, pair, sign, ok)
-        else:
-            found = (self._tangent(*each) for each in zip(fitted.stacks, measured, signs, strict=True))
-            tangents, informative = map(list, zip(*found, strict=True))
-            fitted.pools.descend_(tangents, lr, ok & torch.cat(informative))
-        for (stack, rows), part in zip(chosen, fitted.stacks, strict=bool(chosen)):
-            stack.put_back_(rows, part)
-
-    def _whiten(
-        self, whole: Stack, fitted: Sequence[int], g: Tensor, noise: Callable[[int], Tensor], ok: Tensor
-    ) -> None:
-        """Update ``Q`` of some blocks of a stack from the gradients of all."""
-        stack = whole.select(fitted)
-        if stack is not whole:
-            g = torch.stack([g[row] for row in fitted])
-        fleet = self._by_device([stack])[0]
-        lr = fleet.number(self.param_groups, "precond_lr")
-        if isinstance(stack.group, InverseFree) and self.criterion is c3:
-            dtype = stack.like.dtype
-            Pools([stack.group]).whiten_([g.to(dtype)], lr, self.probe.relative_damping(dtype), ok)
-        else:
-            pair = [stack.pack({i: noise(i) for i in stack.params()}), g]
-            self._descend(stack, lr, pair, self._signs(fleet)[0], ok)
-        whole.put_back_(fitted, stack)
-
-    def _descend(
-        self, stack: Stack, lr: float | Tensor, pair: list[Tensor], sign: float | Tensor | None, ok: Tensor
-    ) -> None:
-        """Move ``Q`` one step along what the pair says."""
-        tangent, informative = self._tangent(stack, pair, sign)
-        stack.group.descend_(tangent, lr, self.normalize, ok & informative)
-
-    def _tangent(self, stack: Stack, pair: list[Tensor], sign: float | Tensor | None) -> tuple[Tangent, Tensor]:
-        """What the ``pair [δθ, δg]`` says of ``Q``, and for each block whether it says anything; empties that list."""
-        if sign is not None:
-            pair[1] = pair[1] * per_block(sign, pair[1])
-        pair[1], informative = self.probe.damp(*pair)
-        dtype = stack.like.dtype
-        # Popped, they belong to the criterion alone, which lets go of each as soon as it is done with it.
-        return self.criterion(stack.group, pair.pop(0).to(dtype), pair.pop(0).to(dtype)), informative
-
-    def _move(
-        self,
-        fleets: Sequence[Fleet],
-        headings: Sequence[Heading],
-        given: Container[int],
-        groups: Sequence[Mapping[str, Any]],
-        ok: usable.Flags,
-    ) -> None:
-        """Turn directions into steps, and move all parameters that a gradient is given of at once."""
-        flags = [*ok.values(), *(heading.length.amax() < torch.inf for heading in headings)]
-        rates = [fleet.shorter(groups, heading.length) for fleet, heading in zip(fleets, headings, strict=True)]
-        if any(group["max_norm"] is not None for group in groups) and (fleets or self._team is not None):
-            total = _total([heading.length * rate for rate, heading in zip(rates, headings, strict=True)])
-            if self._team is not None:
-                total = self._team.sum(total.to(torch.float64).square()).sqrt()
-            rates = [rate * fleet.shortest(groups, total) for rate, fleet in zip(rates, fleets, strict=True)]
-        for k, (fleet, heading) in enumerate(zip(fleets, headings, strict=True)):
-            rates[k] = rates[k] * fleet.number(groups, "lr")
-            if any(group["maximize"] for group in groups):
-                rates[k] = rates[k] * (1 - 2 * fleet.number(groups, "maximize"))
-            if heading.divisor is not None:
-                rates[k] = rates[k] / heading.divisor
-        ok = usable.agree(flags, self._skipped)
-        if self._team is not None:
-            ok = {device: self._team.all_true(flag) for device, flag in ok.items()}
-        for device, count in self._skipped.items():
-            count += ~ok[device]
-        if self._team is not None:
-            self._move_together(self._team, fleets, headings, rates, groups, ok)
-            return
-        decays = [fleet.number(groups, "weight_decay") * fleet.number(groups, "lr") for fleet in fleets]
-        if all(heading.buffer is not None for heading in headings):
-            for fleet, heading, rate, decay in zip(fleets, headings, rates, decays, strict=True):
-                fleet.subtract_(heading, rate, decay, ok[fleet.device])
-            return
-        thetas: list[Tensor] = []
-        steps: list[Tensor] = []
-        common = decays[0] if decays and all(isinstance(d, float | int) and d == decays[0] for d in decays) else None
-        for fleet, heading, rate, decay in zip(fleets, headings, rates, decays, strict=True):
-            each = zip(fleet.stacks, heading.directions, fleet.split(rate), fleet.split(decay), strict=True)
-            for stack, direction, r, d in each:
-                step = direction.step(r, stack.blocks[0].shape, fleet.dtype)
-                moved = [(real(self._params[i]), part, i) for i, part in stack.unpack(step) if i in given]
-                if common is None:
-                    step += stack.pack({i: theta for theta, _, i in moved}) * per_block(d, step)
-                thetas += [theta for theta, _, _ in moved]
-                steps += [part for _, part, _ in moved]
-        guarded.subtract_(thetas, steps, float(common or 0.0), ok)
+    def _work(self, evaluation: Evaluation, grads: dict[int, Tensor], due: dict[int, Any]) -> Work:
+        """What the step does, from whole gradients and pairs of the blocks of this rank."""
+        store = self._store
+        decisions = flags.loss_is_finite(self._ranks.deciding_loss(evaluation.loss))
+        decisions += [flag for group in self.param_groups for flag in flags.rate_is_valid(group["lr"])]
+        mine, evaluation.pairs, checked = self._ranks.gather(grads, evaluation.pairs, store.params)
+        if not self.probe.whitens:  # where nothing was measured, there is nothing to fit
+            due = {g: due[g] for g in sorted({store.group_of[i] for i in evaluation.pairs})}
+        return Work(
+            store.buckets(mine),
+            Tensors(mine),
+            Pairs(evaluation.pairs),
+            due,
+            self.param_groups,
+            self._noise(int(store.clock)),
+            given=mine,
+            flags=[*decisions, *checked],
+            unchecked=() if checked else mine.values(),
+        )
 
     def _check_before(self, closure: Callable[[], Any] | None) -> None:
-        self._follow()
+        self._notice_changes()
         for i, group in enumerate(self.param_groups):
             options.check(group, f" in param group {i}")
         if closure is None and self.probe.needs_closure:
@@ -459,48 +284,101 @@ class PSGD(RecordedOptimizer):
             )
         if closure is not None and not callable(closure):
             raise TypeError(f"closure={closure!r}: step wants a function, or None")
-        now = [checks.kind(p) for p in self._params]
-        if now != self._made_for and not self._rehome():
-            i = next(i for i, then in enumerate(self._made_for) if now[i] != then)
-            raise ValueError(
-                f"params: {self._name(i)} was {checks.describe(self._made_for[i])} and is now "
-                f"{checks.describe(now[i])}; PSGD wants parameters to stay as they are after the first step"
-            )
+        self._store.check_kinds()
 
-    def _signs(self, fleet: Fleet) -> list[float | Tensor | None]:
-        """For each stack −1 for blocks whose loss is maximised, 1 for others; None where there are no such blocks."""
-        if not any(group["maximize"] for group in self.param_groups):
-            return [None] * len(fleet.stacks)
-        return fleet.split(1 - 2 * fleet.number(self.param_groups, "maximize"))
+    def _notice_changes(self) -> None:
+        self._store.attach(self.state, self.param_groups)
+        self._store.notice_changes()
+
+    def parameters(self) -> list[Tensor]:
+        """All parameters, in the order of the param groups; blocks and stacks refer to their positions in it."""
+        return list(self._store.params)
+
+    @property
+    def stacks(self) -> list[Stack]:
+        """Blocks with their ``Q``, those of one shape and param group together. The state are views of them."""
+        self._notice_changes()
+        return self._store.stacks()
+
+    @property
+    def shares_blocks(self) -> bool:
+        """Whether ranks share the blocks, so that this one keeps ``Q`` of some of them only."""
+        return not self._ranks.has_all
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, at any time; they start from ``Q = I``."""
+        where = f" in param group {len(self.param_groups)}"
+        group = checks.param_group(param_group, self._choice_names, where)
+        checks.new_parameters(group["params"], self._store.params, where)
+        options.check({**self.defaults, **group}, where)
+        tensors = checks.tensors_of(group["params"])
+        self._ranks.check_new(tensors, where)
+        if self._ranks.has_all:
+            checks.fits_memory(self.preconditioner, self._store.divide(tensors))
+        super().add_param_group(group)
+        self._store.attach(self.state, self.param_groups)
+        try:
+            self._store.adopt(self.param_groups[-1])
+        except BaseException:
+            for p in self.param_groups.pop()["params"]:
+                self.state.pop(p, None)
+            self._store.rebuild()
+            raise
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what ``state_dict()`` returned, after checking all of it; every tensor keeps its dtype.
+
+        Torch's own way casts all of them to the dtypes of their parameters, which would round a float32 ``Q`` of a
+        bfloat16 model.
+        """
+        loaded: list[dict[str, Tensor]] = []
+
+        def check_and_copy(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+            self._notice_changes()
+            self._store.follow_model()
+            groups = checkpoint.checked_groups(saved, self.param_groups, self.defaults)
+            expected = [self._store.expected(i) for i in range(len(self._store.params))]
+            own = self._ranks.own_part(saved)
+            loaded.extend(checkpoint.checked_state(own, expected, self._store.may_be_missing()))
+            return {"state": {}, "param_groups": groups}
+
+        def install(_: Optimizer) -> None:
+            self.state.update(zip(self._store.params, loaded, strict=True))
+            self._store.attach(self.state, self.param_groups)
+            self._store.rebuild()
+
+        # After the user's own hooks before loading, and before the user's own hooks after it.
+        handles = [
+            self.register_load_state_dict_pre_hook(check_and_copy),
+            self.register_load_state_dict_post_hook(install, prepend=True),
+        ]
+        try:
+            with self._ranks.catch() as caught:
+                super().load_state_dict(state_dict)
+        finally:
+            for handle in handles:
+                handle.remove()
+        self._ranks.together(caught.error, "load_state_dict")
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._ranks.check_copy()
+        chosen = {name: getattr(self, name) for name in self._choice_names}
+        state = {"state": checkpoint.copied(self.state), "_choice_names": self._choice_names}
+        return {**super().__getstate__(), **chosen, **state}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_choice_names" in state:  # unpickled or copied; otherwise torch is loading a state dict, see above
+            self._assemble(Alone())
+            self._store.attach(self.state, self.param_groups)
+            self._store.rebuild()
 
     def __repr__(self) -> str:
         choices = [self.preconditioner, self.criterion, self.probe, self.blocks]
         choices += [choice for choice in (self.precond_dtype, self.normalize) if choice is not None]
         top = summary.headline(type(self).__name__, choices, self.param_groups, options.NAMES)
-        return f"{top}\n{summary.table(self.stacks, self._params)}"
+        return f"{top}\n{summary.table(self.stacks, self._store.params)}"
 
 
-@contextmanager
-def without_autocast(devices: Iterable[torch.device]) -> Iterator[None]:
-    """The step's own products are not for autocast, also where the whole step is under it."""
-    with ExitStack() as contexts:
-        for kind in {device.type for device in devices}:
-            if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-                contexts.enter_context(torch.autocast(kind, enabled=False))
-        yield
-
-
-def _taken(stack: Stack, pairs: dict[int, tuple[Tensor, Tensor]]) -> list[Tensor]:
-    """``[δθ, δg]`` of a stack, taken from the pairs of the parameters."""
-    measured = {i: list(pairs.pop(i)) for i in stack.params() if i in pairs}
-    # Lists that are emptied: a pair is as large as the parameters, and nobody else needs it.
-    return [stack.pack({i: halves.pop(0) for i, halves in measured.items()}) for _ in range(2)]
-
-
-def _total(lengths: Sequence[Tensor]) -> Tensor:
-    """Length of all blocks as one vector."""
-    if not lengths:
-        return torch.zeros((), device="cpu")
-    each = [length.norm() for length in lengths]
-    wide = max((length.dtype for length in each), key=lambda dtype: torch.finfo(dtype).bits)
-    return torch.stack([length.to(each[0].device, wide) for length in each]).norm()
+_ADVICE = "the same parameters must have gradients on every rank, and param groups the same numbers"

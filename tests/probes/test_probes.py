@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from psgd import PSGD, Diagonal, FiniteDifference, HessianVector, Whitening
-from psgd.ops.real import real
+from psgd.ops.real import as_real
 from psgd.probes import Probe
 from psgd.probes.noise import Noise
 from psgd.probes.restore import Gradients
@@ -20,7 +20,7 @@ from ..cases import batch, small_model, train
 def measure(probe: Probe, params, closure, step: int = 0):
     noise = Noise(step)
     with torch.no_grad():
-        return probe(closure, params, range(len(params)), lambda i: noise(real(params[i]), 0, i), Gradients(params))
+        return probe(closure, params, range(len(params)), lambda i: noise(as_real(params[i]), 0, i), Gradients(params))
 
 
 def problem(dtype=torch.float64, dropout=0.0):

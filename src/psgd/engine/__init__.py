@@ -1,1 +1,26 @@
-"""How a step is fast: blocks of one shape together, all blocks of a device at once, and recorded steps."""
+"""How a step is fast: blocks of one shape together, all blocks of a param group at once, and recorded steps."""
+
+from . import flags
+from .autocast import without_autocast
+from .bucket import Bucket, Direction, Room
+from .motion import Motion
+from .recorder import Recorder
+from .schedule import is_due
+from .stack import Stack
+from .tensors import Pairs, Tensors
+from .work import Work
+
+__all__ = [
+    "Bucket",
+    "Direction",
+    "Motion",
+    "Pairs",
+    "Recorder",
+    "Room",
+    "Stack",
+    "Tensors",
+    "Work",
+    "flags",
+    "is_due",
+    "without_autocast",
+]

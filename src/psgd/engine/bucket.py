@@ -1,4 +1,4 @@
-"""Stacks on one device and of one precision, handled together: a number for each block is computed once for all."""
+"""Stacks of one param group, device and precision: what takes its steps together."""
 
 from __future__ import annotations
 
@@ -7,297 +7,222 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..groups.inverse_free import InverseFree
-from ..groups.near_symmetric import NearSymmetric
-from ..groups.pooled import Pools
-from ..ops import parameters as guarded
-from ..ops.addresses import Addressed, Addresses
+from ..groups.base import Groups, Preconditioned, Structure
+from ..normalize import Normalization
 from ..ops.factors import MOST
-from ..ops.real import real
+from ..ops.real import as_real
 from ..ops.streams import sent
-from ..ops.tensor_table import Table
+from ..ops.tensor_table import Addresses, TensorTable
 from ..ops.triton import ready
-from .stack import Stack, per_block
+from ..probes import Average
+from .stack import Stack
+from .tensors import Tensors
+
+
+class Room:
+    """Buffer for ``P g`` of all stacks of a bucket, made when first asked for; only if one kernel then moves all."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self.bucket = bucket
+        self.buffer: Tensor | None = None
+
+    def outs(self) -> list[Tensor | None]:
+        """Part of each stack, or None."""
+        bucket = self.bucket
+        if bucket.table is None:
+            return [None] * len(bucket.stacks)
+        if self.buffer is None:
+            self.buffer = torch.empty(bucket.starts[-1], dtype=bucket.Q.dtype, device=bucket.device)
+        return [*bucket.parts_of(self.buffer)]
 
 
 @dataclass
-class Direction:
-    """Preconditioned gradients of a stack, ``scale · v``, arrays ``(B, *dims)``."""
+class Direction(Preconditioned):
+    """``P m`` of a bucket, and the buffer in which all of its arrays lie, if they do."""
 
-    v: Tensor
-    scale: Tensor | None
-
-    @classmethod
-    def of(cls, stack: Stack, g: Tensor, keep: bool = False, out: Tensor | None = None) -> tuple[Direction, Tensor]:
-        """That of gradients, and its length for each block."""
-        direction = cls(*stack.group.precondition_parts(g.to(stack.like.dtype), keep, out))
-        return direction, direction.length()
-
-    def length(self) -> Tensor:
-        """For each block; not finite where an element is not, or where its square overflows."""
-        dtype = torch.promote_types(self.v.dtype, torch.float32)
-        if self.scale is None:
-            return torch.linalg.vector_norm(self.v.flatten(1), dim=1, dtype=dtype)
-        axes = [i for i in range(1, self.v.ndim) if self.scale.shape[i] == 1]
-        rows = torch.linalg.vector_norm(self.v, dim=axes, keepdim=True, dtype=dtype)
-        return torch.linalg.vector_norm((rows * self.scale).flatten(1), dim=1)
-
-    def step(self, rate: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Times a number for each block: one pass over the parameters."""
-        factor = per_block(rate, self.v)
-        if self.scale is not None:
-            factor = factor * self.scale
-        if self.v.dtype == dtype:
-            return self.v.mul_(factor).view(len(self.v), *shape)
-        return torch.mul(self.v, factor, out=torch.empty_like(self.v, dtype=dtype)).view(len(self.v), *shape)
+    buffer: Tensor | None = None
 
 
-@dataclass
-class Heading:
-    """Where the blocks of a fleet go.
-
-    Args:
-        directions: of the stacks
-        length: of the direction of each block
-        divisor: for each block what its direction is still to be divided by, if anything; the length was already
-        buffer: the one that all directions lie in, if they do
-    """
-
-    directions: list[Direction]
-    length: Tensor
-    divisor: Tensor | None
-    buffer: Tensor | None
-
-
-class Fleet:
+class Bucket:
     """Stacks that take their steps together.
 
+    All blocks belong to one param group, so every option is one number here, and what one group is told cannot change
+    the steps of another.
+
     Args:
-        stacks: on one device, with one dtype of ``Q`` and one of steps
-        group_of: the param group of each of their blocks
+        stacks: on one device, with one dtype of ``Q``, one of steps and one of parameters
+        group: index of their param group
+        structure: what ``Q`` is
+        normalize: how steps of ``Q`` are normalised
+        taken_from: for some of the blocks of another bucket, each of its stacks with the rows that were taken
     """
 
-    def __init__(self, stacks: Sequence[Stack], group_of: Sequence[int]) -> None:
+    def __init__(
+        self,
+        stacks: Sequence[Stack],
+        group: int,
+        structure: Structure,
+        normalize: Normalization | None,
+        taken_from: Sequence[tuple[Stack, list[int]]] = (),
+    ) -> None:
         self.stacks = list(stacks)
-        self.group_of = list(group_of)
+        self.group = group
+        self.structure, self.normalize = structure, normalize
         self.counts = [len(stack.blocks) for stack in self.stacks]
         self.device, self.dtype = self.stacks[0].device, self.stacks[0].dtype
-        #: what ``aim`` found
-        self.table: Table | None = None
+        self._taken_from = list(taken_from)
+        #: what kernels that go through all parameters need, see ``find_table``
+        self.table: TensorTable | None = None
 
     @cached_property
-    def pools(self) -> Pools | None:
-        """What fits all ``Q`` at once, where they are inverse-free."""
-        groups = [stack.group for stack in self.stacks]
-        free = [group for group in groups if isinstance(group, InverseFree)]
-        return Pools(free) if len(free) == len(groups) else None
-
-    @cached_property
-    def matrices(self) -> list[NearSymmetric]:
-        """The inverse-free factors."""
-        return [f for stack in self.stacks for f in stack.group.factors if isinstance(f, NearSymmetric)]
+    def Q(self) -> Groups:
+        """All ``Q`` of the blocks, fitted and applied as the structure does best."""
+        return self.structure.together([stack.group for stack in self.stacks], self.normalize)
 
     @cached_property
     def positions(self) -> list[int]:
-        """Of all parameters."""
+        """Positions of all parameters."""
         return [i for stack in self.stacks for i in stack.positions]
 
+    def having(self, given: Mapping[int, Tensor]) -> Bucket | None:
+        """Bucket of the blocks of which at least one parameter is given: this one if all are, None if none is.
+
+        Fewer blocks are copies, see ``put_back_``.
+        """
+        if all(i in given for i in self.positions):
+            return self
+        chosen = [(stack, rows) for stack in self.stacks if (rows := stack.having(given))]
+        if not chosen:
+            return None
+        if [len(rows) for _, rows in chosen] == self.counts:
+            return self
+        parts = [stack.select(rows) for stack, rows in chosen]
+        return Bucket(parts, self.group, self.structure, self.normalize, chosen)
+
+    def put_back_(self) -> None:
+        """Copy what was learned to the bucket that these blocks were taken from, if they were."""
+        for (whole, rows), part in zip(self._taken_from, self.stacks, strict=bool(self._taken_from)):
+            whole.put_back_(rows, part)
+
+    @property
+    def averaging(self) -> bool:
+        """Whether gradients are averaged."""
+        return bool(self.stacks[0].average)
+
+    def average_(self, grads: Tensors, momentum: float, ok: Tensor) -> Average:
+        """``m ← β m + (1 − β) g``; without momentum the gradients themselves.
+
+        The result is divided by the sum of the weights, so that it is unbiased from the first step on.
+        """
+        if not self.averaging:
+            return Average(lambda: grads.pack(self), None)
+        grads.average_(self, 1 - momentum, ok)
+        weights = [stack.average["momentum_weight"] for stack in self.stacks]
+        # Before the first usable gradient both are zero.
+        weight = torch.cat(weights).clamp_min_(torch.finfo(self.dtype).tiny)
+        return Average(lambda: [stack.average["momentum"] for stack in self.stacks], weight)
+
+    def precondition(self, m: Average, keep: bool, room: Room) -> Preconditioned:
+        """``P m`` for averaged gradients.
+
+        Args:
+            m: averaged gradients
+            keep: whether ``Q`` will be used again before it changes
+            room: where the result is to be
+        """
+        d = self.Q.precondition(m.arrays, keep, room.outs())
+        if m.weight is None:
+            return d
+        return Preconditioned(d.arrays, d.length.to(self.dtype) / m.weight, m.weight)
+
+    def direction(self, d: Preconditioned, room: Room) -> Direction:
+        """``P m`` with the buffer it lies in."""
+        return Direction(d.arrays, d.length.to(self.dtype), d.divisor, room.buffer)
+
+    def limit_rms(self, length: Tensor, max_rms: float) -> Tensor:
+        """Factor that shortens directions of some length to ``max_rms``, for each block."""
+        if max_rms < math.inf:
+            return (max_rms * self.numel.sqrt() / length).clamp_(max=1)
+        return torch.ones_like(length)
+
+    def split(self, each: Tensor) -> list[Tensor]:
+        """A number for each block, as parts for the stacks."""
+        return [each] if len(self.counts) == 1 else list(each.split(self.counts))
+
     @cached_property
-    def _starts(self) -> list[int]:
+    def numel(self) -> Tensor:
+        """Number of elements of each block."""
+        sizes = [float(stack.blocks[0].numel) for stack in self.stacks for _ in stack.blocks]
+        return sent(torch.tensor(sizes, dtype=self.dtype, device="cpu"), self.device)
+
+    @cached_property
+    def ones(self) -> Tensor:
+        """As many ones as the largest stack has blocks."""
+        return torch.ones(max(self.counts), dtype=self.dtype, device=self.device)
+
+    def nbytes(self) -> int:
+        """Bytes of what is kept for the blocks."""
+        return sum(buffer.nbytes for stack in self.stacks for buffer in stack.buffers().values())
+
+    # For kernels that go through all parameters.
+
+    @cached_property
+    def starts(self) -> list[int]:
         """Where in a buffer the directions of each stack begin, and where the buffer ends."""
         sizes = [len(stack.blocks) * stack.blocks[0].numel for stack in self.stacks]
         return list(accumulate((-(-size // 128) * 128 for size in sizes), initial=0))
 
-    def room(self) -> tuple[Tensor | None, list[Tensor | None]]:
-        """A buffer for the directions of all stacks, and the part of each; only where one kernel then moves all."""
-        if self.table is None:
-            return None, [None] * len(self.stacks)
-        buffer = torch.empty(self._starts[-1], dtype=self.stacks[0].like.dtype, device=self.device)
-        return buffer, [*self._parts(buffer)]
-
-    def _parts(self, buffer: Tensor) -> Iterator[Tensor]:
-        """The part of each stack."""
-        for stack, start in zip(self.stacks, self._starts, strict=False):
+    def parts_of(self, buffer: Tensor) -> Iterator[Tensor]:
+        """Part of each stack, ``(B, *dims)``."""
+        for stack, start in zip(self.stacks, self.starts, strict=False):
             shape = (len(stack.blocks), *stack.group.dims)
             yield buffer[start : start + math.prod(shape)].view(shape)
 
-    def pack(self, tensors: Mapping[int, Tensor] | Addressed) -> list[Tensor]:
-        """The blocks of the given parameters, stack by stack."""
-        if not isinstance(tensors, Addressed):
-            return [stack.pack(tensors) for stack in self.stacks]
-        assert self.table is not None
-        buffer = torch.empty(self._starts[-1], dtype=self.table.dtype, device=self.device)
-        self.table.gather(tensors.of[self], buffer)
-        parts = zip(self.stacks, self._parts(buffer), strict=True)
-        return [part.view(len(part), *stack.blocks[0].shape).to(self.dtype) for stack, part in parts]
-
-    def aim(self, params: Sequence[Tensor]) -> None:
-        """Find what kernels that go through all parameters need, if they can; anew where they lie elsewhere now."""
-        if not all(ready(self.device, kernel) for kernel in Table.kernels):
+    def find_table(self, params: Sequence[Tensor]) -> None:
+        """Make the table of parameters that kernels read, if they can; anew when parameters lie elsewhere now."""
+        if self._taken_from or not all(ready(self.device, kernel) for kernel in TensorTable.kernels):
             return
-        thetas = [real(params[i]) for i in self.positions]
+        thetas = [as_real(params[i]) for i in self.positions]
         same = self.table is not None and [theta.data_ptr() for theta in thetas] == self.table.pointers
         if not same or not all(theta.is_contiguous() for theta in thetas):
             # While someone records a CUDA graph, nothing can be sent to the device.
             self.table = None if torch.cuda.is_current_stream_capturing() else self._new_table(thetas)
 
+    def _new_table(self, thetas: Sequence[Tensor]) -> TensorTable | None:
+        single = self.Q.recordable and all(stack.single for stack in self.stacks)
+        alike = {(theta.device, theta.dtype, theta.is_contiguous()) for theta in thetas}
+        small = all(theta.numel() < MOST for theta in thetas)
+        if not (single and small and alike == {(self.device, thetas[0].dtype, True)}):
+            return None
+        starts, scales, used = [], [], 1  # the first scale is one
+        for stack, start in zip(self.stacks, self.starts, strict=False):
+            dims, axis, numel = stack.group.dims, stack.group.scale_axis, stack.blocks[0].numel
+            n, after = (1, numel) if axis is None else (dims[axis], math.prod(dims[axis + 1 :]))
+            for row in range(len(stack.blocks)):
+                starts.append(start + row * numel)
+                scales.append((0 if axis is None else used + row * n, n, after))
+            used += 0 if axis is None else n * len(stack.blocks)
+        return TensorTable(thetas, starts, scales)
+
     def can_read(self, tensors: Mapping[int, Tensor]) -> bool:
-        """Whether kernels can: each has as many numbers of the same dtype as its parameter, on the same device."""
+        """Whether kernels can read tensors: as many numbers of the same dtype as each parameter, on the same device."""
         assert self.table is not None
         kind = (self.table.dtype, self.device)
         each = zip([tensors[i] for i in self.positions], self.table.numels, strict=True)
         return all(t.numel() == numel and (t.dtype, t.device) == kind for t, numel in each)
 
-    def _new_table(self, thetas: Sequence[Tensor]) -> Table | None:
-        free = all(isinstance(stack.group, InverseFree) and stack.single for stack in self.stacks)
-        alike = {(theta.device, theta.dtype, theta.is_contiguous()) for theta in thetas}
-        small = all(theta.numel() < MOST for theta in thetas)
-        if not (free and small and alike == {(self.device, thetas[0].dtype, True)}):
-            return None
-        starts, scales, used = [], [], 1  # the first scale is one
-        for stack, start in zip(self.stacks, self._starts, strict=False):
-            assert isinstance(stack.group, InverseFree)
-            dims, long, numel = stack.group.dims, stack.group.long, stack.blocks[0].numel
-            n, after = (1, numel) if long is None else (dims[long], math.prod(dims[long + 1 :]))
-            for row in range(len(stack.blocks)):
-                starts.append(start + row * numel)
-                scales.append((0 if long is None else used + row * n, n, after))
-            used += 0 if long is None else n * len(stack.blocks)
-        return Table(thetas, starts, scales)
-
-    def subtract_(self, heading: Heading, rate: Tensor, decay: float | Tensor, usable: Tensor) -> None:
-        """Move all parameters, see ``aim``: ``θ ← θ − rate · direction − decay · θ``."""
-        assert self.table is not None
-        assert heading.buffer is not None
-        one = self._ones[:1].to(heading.buffer.dtype)
-        scales = [direction.scale.flatten() for direction in heading.directions if direction.scale is not None]
-        each = torch.ones_like(rate) * decay
-        self.table.subtract_(heading.buffer, torch.cat([one, *scales]), rate.contiguous(), each, usable)
-
     @cached_property
-    def numel(self) -> Tensor:
-        """Of each block."""
-        sizes = [float(stack.blocks[0].numel) for stack in self.stacks for _ in stack.blocks]
-        return sent(torch.tensor(sizes, dtype=self.dtype, device="cpu"), self.device)
-
-    @cached_property
-    def _ones(self) -> Tensor:
-        return torch.ones(max(self.counts), dtype=self.dtype, device=self.device)
-
-    @cached_property
-    def _masks(self) -> Tensor:
-        """For each param group, which blocks are in it."""
-        of = torch.tensor(self.group_of, device="cpu")
-        return sent(of == of.unique()[:, None], self.device)
-
-    def number(self, groups: Sequence[Mapping[str, Any]], key: str, instead_of_none: float = 0.0) -> float | Tensor:
-        """An option: one number where all blocks agree, else one for each, shape ``(B,)``."""
-        mine = sorted(set(self.group_of))
-        values = [instead_of_none if groups[g][key] is None else groups[g][key] for g in mine]
-        first = values[0]
-        # A tensor is only equal to itself: looking at its value would make the host wait.
-        tensors = any(isinstance(value, Tensor) for value in values)
-        if all(value is first or (not tensors and value == first) for value in values):
-            return first.detach().reshape(()) if isinstance(first, Tensor) else first
-        each = self.numel
-        for mask, value in zip(self._masks, values, strict=True):
-            each = torch.where(mask, value.detach().to(each).reshape(()) if isinstance(value, Tensor) else value, each)
-        return each
-
-    def split(self, each: float | Tensor) -> list[Any]:
-        """A number for each block, as parts for the stacks."""
-        if isinstance(each, Tensor) and each.ndim:
-            return list(each.split(self.counts))
-        return [each] * len(self.stacks)
-
-    def average_(self, grads: Mapping[int, Tensor] | Addressed, momentum: float | Tensor, usable: Tensor) -> None:
-        """Take gradients into the averages of the stacks that have one."""
-        if isinstance(grads, Addressed):
-            self._average_addressed_(grads.of[self], momentum, usable)
-            return
-        fused: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for stack, decay in zip(self.stacks, self.split(momentum), strict=True):
-            if not stack.average:
-                continue
-            mean, weight = stack.average["momentum"], stack.average["momentum_weight"]
-            pairs = None if isinstance(decay, Tensor) else stack.same_layout(mean, grads)
-            if pairs is not None:
-                fused[0].extend([*pairs[0], weight])
-                fused[1].extend([*pairs[1], self._ones[: len(weight)]])
-                continue
-            # Where gradients are not usable, the average of the average with itself is what it was.
-            rest = 1 - decay * torch.ones_like(weight)
-            mean.lerp_(torch.where(usable, stack.pack(grads), mean), per_block(rest, mean))
-            weight.copy_(torch.where(usable, torch.lerp(weight, torch.ones_like(weight), rest), weight))
-        if fused[0]:
-            assert not isinstance(momentum, Tensor)
-            guarded.average_(*fused, 1 - momentum, usable)
-
-    @property
-    def averaging(self) -> bool | None:
-        """Whether the gradients of blocks are averaged; None where those of some are."""
-        each = {bool(stack.average) for stack in self.stacks}
-        return each.pop() if len(each) == 1 else None
-
-    @cached_property
-    def _means(self) -> Addresses:
-        """Of the averages."""
+    def mean_addresses(self) -> Addresses:
+        """Addresses of the averages."""
         return Addresses(len(self.positions), self.device)
 
-    def aim_at_averages(self) -> None:
-        """Find them, where all blocks have one, before a recording needs to know where they are."""
+    def find_averages(self) -> None:
+        """Find the averages, if there are any, before a recording needs their addresses."""
         if self.averaging:
             means = [stack.average["momentum"] for stack in self.stacks]
             rows = [(mean.data_ptr(), mean.nbytes, mean.nbytes // len(mean)) for mean in means]
-            self._means.point([start + offset for start, end, size in rows for offset in range(0, end, size)])
-
-    def _average_addressed_(self, grads: Addresses, momentum: float | Tensor, usable: Tensor) -> None:
-        if not self.averaging:
-            return
-        assert self.table is not None
-        rest = 1 - momentum * torch.ones_like(self.numel)
-        self.table.average_(grads, self._means, self.dtype, rest, usable)
-        each = [stack.average["momentum_weight"] for stack in self.stacks]
-        weights = torch.cat(each)
-        new = torch.where(usable, torch.lerp(weights, torch.ones_like(weights), rest), weights)
-        torch._foreach_copy_(each, list(new.split(self.counts)))
-
-    def averages(self, grads: Mapping[int, Tensor] | Addressed) -> tuple[list[Tensor], Tensor | None]:
-        """The averages of the stacks, or the gradients themselves; and for each block what divides them.
-
-        That is the sum of the weights of an average, so that it is unbiased from the first step on.
-        """
-        if self.averaging is False:
-            return self.pack(grads), None
-        if self.averaging:
-            gs = [stack.average["momentum"] for stack in self.stacks]
-        else:
-            assert not isinstance(grads, Addressed)
-            gs = [stack.average["momentum"] if stack.average else stack.pack(grads) for stack in self.stacks]
-        weights = [
-            stack.average["momentum_weight"] if stack.average else self._ones[: len(stack.blocks)]
-            for stack in self.stacks
-        ]
-        # Before the first usable gradient both are zero.
-        return gs, torch.cat(weights).clamp_min_(torch.finfo(self.dtype).tiny)
-
-    def nbytes(self) -> int:
-        """Of what is kept for the blocks."""
-        return sum(buffer.nbytes for stack in self.stacks for buffer in stack.buffers().values())
-
-    def shorter(self, groups: Sequence[Mapping[str, Any]], length: Tensor) -> Tensor:
-        """How much preconditioned gradients of some length have to be shortened for ``max_rms``."""
-        max_rms = self.number(groups, "max_rms")
-        if isinstance(max_rms, Tensor) or max_rms < math.inf:
-            return (max_rms * self.numel.sqrt() / length).clamp_(max=1)
-        return torch.ones_like(length)
-
-    def shortest(self, groups: Sequence[Mapping[str, Any]], total: Tensor) -> Tensor:
-        """How much those of all fleets, of some length together, have to be shortened for ``max_norm``."""
-        limit = self.number(groups, "max_norm", math.inf)
-        return (limit / total.to(self.device)).clamp(max=1).to(self.dtype)
+            self.mean_addresses.point([start + offset for start, end, size in rows for offset in range(0, end, size)])

@@ -1,19 +1,19 @@
-"""Whether a step can be used at all, kept as flags on the devices: the host never looks at them."""
+"""Whether a step can be taken at all, as flags on the devices: the host never reads them."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..ops.real import real
+from ..ops.parameters import Flags
 
-Flags = Mapping[torch.device, Tensor]
+__all__ = ["Flags", "agree", "loss_is_finite", "rate_is_valid"]
 
 
 def loss_is_finite(loss: Any) -> list[Tensor]:
@@ -25,32 +25,15 @@ def loss_is_finite(loss: Any) -> list[Tensor]:
     return []
 
 
-def finite(grads: Iterable[Tensor]) -> list[Tensor]:
-    """Flags that are true where gradients are finite."""
-    grads = [grad for grad in grads if grad.numel() > 0]  # a rank's part of a small parameter may be empty
-    kinds = {(grad.device, grad.dtype) for grad in grads}
-    alike = [grads] if len(kinds) == 1 else [[g for g in grads if (g.device, g.dtype) == kind] for kind in kinds]
-    return [_finite(torch.stack(_witnesses([real(grad) for grad in same]))) for same in alike]
-
-
-def _witnesses(tensors: list[Tensor]) -> tuple[Tensor, ...] | list[Tensor]:
-    """A number for each tensor that is finite where all of its elements are.
-
-    On a CPU the sum, which takes a tenth of the time; it overflows only where a step would too.
-    """
-    if tensors[0].device.type == "cpu":
-        wide = torch.promote_types(tensors[0].dtype, torch.float32)
-        return [t.sum(dtype=wide) for t in tensors]
-    return torch._foreach_norm(tensors, torch.inf)  # the largest absolute value; a single kernel for all
-
-
-def _finite(values: Tensor) -> Tensor:
-    """Whether all are: neither infinite nor none, which compares as false."""
-    return values.abs().amax() < torch.inf
+def rate_is_valid(lr: Any) -> list[Tensor]:
+    """A flag for a learning rate that lives on a device: whether it is a finite number of at least 0."""
+    if isinstance(lr, Tensor) and lr.device.type != "cpu":
+        return [(torch.isfinite(lr) & (lr >= 0)).reshape(())]
+    return []
 
 
 def agree(flags: Sequence[Tensor], devices: Collection[torch.device]) -> dict[torch.device, Tensor]:
-    """Whether all flags are true, told to every device. With one device nothing has to be sent."""
+    """Whether all flags are true, for every device. With one device nothing has to be sent."""
     local: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
     for flag in flags:
         local[flag.device].append(flag)

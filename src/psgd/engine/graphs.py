@@ -8,12 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
-
-T = TypeVar("T")
 
 #: how often something is done as usual before it is recorded: libraries set themselves up, options may still change
 WARM_UP = 2
@@ -23,7 +21,7 @@ MOST = 16
 LARGE = 1 / 16
 
 
-class Replays:
+class Graphs:
     """Functions without arguments and results, each recorded under a key once it has been called a few times.
 
     All memory they read and write must stay where it is. What they need meanwhile stays reserved, once for all of them.

@@ -1,150 +1,206 @@
-"""Steps of the optimizer that are recorded: which ones can be, and what a recording depends on. See ``replay``."""
+"""Which steps are recorded as CUDA graphs, under which key, and how a recording finds the gradients of today."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..criteria import Criterion, c2, c3
+from ..criteria import Criterion
 from ..groups.axes import lower
-from ..ops.addresses import Addressed
-from ..ops.real import real
+from ..ops.parameters import Flags, all_finite
+from ..ops.real import as_real
 from ..ops.triton import ready
-from ..probes import Probe, Whitening
-from ..ranks.shared import SharedOptimizer
-from ..state import options
-from . import flags as usable
-from .bucket import Fleet
-from .found import Found, Grads, Pairs
-from .graphs import Replays
+from ..probes import Probe
+from . import flags
+from .bucket import Bucket
+from .graphs import Graphs
+from .tensors import PairsAtAddresses, TensorsAtAddresses
+from .work import Work
 
-#: moves all parameters, by the numbers of the param groups, where a step is usable
-Advance = Callable[[Sequence[Mapping[str, Any]], usable.Flags, Grads, Pairs], None]
+#: all of a step that the device does alone
+Advance = Callable[[Work], None]
 
 
-class RecordedOptimizer(SharedOptimizer):
-    """A ``SharedOptimizer`` that replays its steps where it can."""
+@dataclass
+class _Recordings:
+    """Recordings of steps of some buckets, and the addresses that these read."""
 
-    probe: Probe
-    criterion: Criterion
-    cuda_graph: bool = True
+    buckets: Sequence[Bucket]
+    graphs: Graphs
+    #: by the name of the tensors, and the buckets they are for
+    tensors: dict[tuple[str, tuple[Bucket, ...]], TensorsAtAddresses] = field(default_factory=dict)
 
-    def _recordable(self, fleets: Sequence[Fleet], found: Found) -> dict[str, dict[int, Tensor]] | None:
-        """What a recorded step has to be told the addresses of, if this step can be one.
 
-        It can where it is the same work at the same places every time, but for those of gradients and pairs.
+class Recorder:
+    """Replays steps that were recorded, and records those that come again.
+
+    Args:
+        enabled: whether steps are recorded; without it the same work is launched from the host
+        tables: whether kernels may go through all parameters, as they must in a recording
+        options: names of the numbers of a param group that a recording depends on
+    """
+
+    def __init__(self, enabled: bool, tables: bool, options: Iterable[str]) -> None:
+        self.enabled, self.tables = enabled, tables
+        self.options = tuple(options)
+        self._recordings: _Recordings | None = None
+
+    def run(
+        self,
+        work: Work,
+        probe: Probe,
+        criterion: Criterion,
+        params: Sequence[Tensor],
+        agree: Callable[[list[Tensor]], Flags],
+        advance: Advance,
+    ) -> None:
+        """Advance, or replay what advancing did.
+
+        Args:
+            work: what the step does
+            probe: fits ``Q``
+            criterion: what ``Q`` is fitted to
+            params: all parameters
+            agree: makes one decision from flags, for each device
+            advance: all of a step that the device does alone
         """
+        for bucket in work.buckets if self.tables else ():
+            bucket.find_table(params)
+        given = self._readable(work, probe, criterion)
+        if given is None:
+            work.ok = agree([*work.flags, *all_finite(work.unchecked)])
+            advance(work)
+        else:
+            self._replay(work, given, probe, criterion, advance, params)
+
+    def _readable(self, work: Work, probe: Probe, criterion: Criterion) -> dict[str, dict[int, Tensor]] | None:
+        """Tensors whose addresses a recorded step has to know, if this step can be one; else None.
+
+        It can if it is the same work at the same places every time, but for the places of gradients and pairs.
+        """
+        buckets = work.buckets
         if (
-            self._team is not None
-            or len({fleet.device for fleet in fleets}) != 1
-            or not all(fleet.table is not None and fleet.averaging is not None for fleet in fleets)
-            or (found.moved and not (found.all_due and self._fits_alike(found)))
+            not buckets
+            or any(bucket.table is None for bucket in buckets)
+            or len({bucket.device for bucket in buckets}) != 1
+            or not (not work.due or probe.recordable(criterion))
             or torch.cuda.is_current_stream_capturing()
-            or not (self._only_averages(fleets) or ready(fleets[0].device, "gather"))
+            or not (_only_averages(buckets, probe) or ready(buckets[0].device, "gather"))
         ):
             return None
-        given = {"grads": {i: _in_order(real(grad)) for i, grad in found.grads.items()}}
-        if found.pairs:
-            given["dthetas"] = {i: _in_order(dtheta) for i, (dtheta, _) in found.pairs.items()}
-            given["dgrads"] = {i: _in_order(dgrad) for i, (_, dgrad) in found.pairs.items()}
-        readable = all(fleet.can_read(tensors) for fleet in fleets for tensors in given.values())
-        return given if readable else None
-
-    def _fits_alike(self, found: Found) -> bool:
-        """Whether ``Q`` is fitted without random numbers, and by nothing that the key does not know."""
-        if isinstance(self.probe, Whitening):
-            return self.criterion is c3
-        known = self.criterion in (c2, c3) and type(self.probe).damp is Probe.damp
-        return known and len(found.pairs) == len(found.moved)
-
-    def _only_averages(self, fleets: Sequence[Fleet]) -> bool:
-        """Whether gradients are averaged and then not needed any more, so that they need not be copied."""
-        whitens = isinstance(self.probe, Whitening) and self.probe.of_average
-        return whitens and all(fleet.averaging for fleet in fleets)
+        due = [i for bucket in buckets if bucket.group in work.due for i in bucket.positions]
+        pairs = work.pairs.by_position
+        if pairs and not all(i in pairs for i in due):
+            return None
+        given = {"grads": {i: _in_order(as_real(grad)) for i, grad in work.grads.by_position.items()}}
+        if pairs:
+            given["dthetas"] = {i: _in_order(dtheta) for i, (dtheta, _) in pairs.items()}
+            given["dgrads"] = {i: _in_order(dgrad) for i, (_, dgrad) in pairs.items()}
+        each = {name: [b for b in buckets if name == "grads" or b.group in work.due] for name in given}
+        return given if all(b.can_read(given[name]) for name, some in each.items() for b in some) else None
 
     def _replay(
         self,
-        fleets: Sequence[Fleet],
-        found: Found,
+        work: Work,
         given: Mapping[str, Mapping[int, Tensor]],
+        probe: Probe,
+        criterion: Criterion,
         advance: Advance,
-        flags: Sequence[Tensor],
+        params: Sequence[Tensor],
     ) -> None:
         """Advance by a recorded step, once there is one, or by the step that would be recorded.
 
-        Step sizes, and where gradients and pairs lie, may change; all else is part of the record.
+        Step sizes, and the addresses of gradients and pairs, may change; all else is part of the recording.
 
         Args:
-            given: what ``_recordable`` returned
-            flags: what decides besides the gradients whether the step is usable
+            work: what the step does
+            given: what ``_readable`` returned
+            probe: fits ``Q``
+            criterion: what ``Q`` is fitted to
+            advance: all of a step that the device does alone
+            params: all parameters
         """
-        assert self._whole is not None
-        device = fleets[0].device
-        replays = self._whole.replays
-        if replays is None:
-            nbytes = sum(fleet.nbytes() for fleet in fleets)
-            if not self._only_averages(fleets):  # copies of gradients and pairs
-                nbytes += 3 * sum(grad.nbytes for grad in found.grads.values())
-            replays = self._whole.replays = Replays(device, nbytes)
-        addressed = self._whole.addressed
-        for name, tensors in given.items():
-            if name not in addressed:
-                addressed[name] = Addressed(fleets)
-            addressed[name].point(tensors)
-        for fleet in fleets:
-            fleet.aim_at_averages()
-        rates = replays.hold("lr", [group["lr"] for group in self.param_groups], torch.float64)
-        (so_far,) = replays.hold("usable", [usable.agree(flags, [device])[device] if flags else True], torch.bool)
-        groups = [{**group, "lr": rate} for group, rate in zip(self.param_groups, rates, strict=True)]
-
-        updates = bool(found.moved)
-        factors = [factor for fleet in fleets for factor in fleet.matrices]
-        kept = not updates and all(factor.keeps_P() for factor in factors)
+        buckets = work.buckets
+        device = buckets[0].device
+        due = tuple(bucket for bucket in buckets if bucket.group in work.due)
+        recordings = self._recordings
+        if recordings is None or recordings.buckets is not buckets:
+            nbytes = sum(bucket.nbytes() for bucket in buckets)
+            if not _only_averages(buckets, probe):  # copies of gradients and pairs
+                nbytes += 3 * sum(grad.nbytes for grad in work.grads.by_position.values())
+            recordings = self._recordings = _Recordings(buckets, Graphs(device, nbytes))
+        tensors = {}
+        for name, by_position in given.items():
+            some = tuple(buckets) if name == "grads" else due
+            if (name, some) not in recordings.tensors:
+                recordings.tensors[name, some] = TensorsAtAddresses(some)
+            tensors[name] = recordings.tensors[name, some]
+            tensors[name].point(by_position)
+        for bucket in buckets:
+            bucket.find_averages()
+        graphs = recordings.graphs
+        rates = graphs.hold("lr", [group["lr"] for group in work.groups], torch.float64)
+        so_far = flags.agree(work.flags, [device])[device] if work.flags else True
+        (before,) = graphs.hold("ok", [so_far], torch.bool)
+        recorded = replace(
+            work,
+            grads=tensors["grads"],
+            pairs=PairsAtAddresses(tensors["dthetas"], tensors["dgrads"]) if "dthetas" in tensors else work.pairs,
+            groups=[{**group, "lr": rate} for group, rate in zip(work.groups, rates, strict=True)],
+        )
+        kept = tuple(bucket not in due and bucket.Q.keeps_P() for bucket in buckets)
 
         def step() -> None:
-            if not kept:  # a recording forms P of all factors, or of none
-                for factor in factors:
-                    factor.forget_P()
-            ok = so_far.clone()
-            addressed["grads"].check_(ok)
-            pairs: Pairs = (addressed["dthetas"], addressed["dgrads"]) if found.pairs else {}
-            advance(groups, {device: ok}, addressed["grads"], pairs)
+            for bucket, keeps in zip(buckets, kept, strict=True):
+                if not keeps:  # a recording forms P of all factors of a bucket, or of none
+                    bucket.Q.forget_P()
+            ok = before.clone()
+            tensors["grads"].check_(ok)
+            recorded.ok = {device: ok}
+            advance(recorded)
 
         # Neither kernels nor recordings tell autograd that tensors change. Before, so that an interrupt comes too late.
-        torch.autograd.graph.increment_version(self._params)
-        if updates:
-            torch.autograd.graph.increment_version([factor.root for factor in factors])
-        key = (updates, kept, bool(found.pairs), found.chores, *self._kind(fleets, groups, given))
+        torch.autograd.graph.increment_version(list(params))
+        changed = [buffer for bucket in due for stack in bucket.stacks for buffer in stack.group.buffers().values()]
+        if changed:
+            torch.autograd.graph.increment_version(changed)
+        key = (kept, tuple(sorted(work.due.items())), *self._key(recorded, tensors.values(), probe, criterion))
         try:
-            if self.cuda_graph:
-                replays(key, step)
+            if self.enabled:
+                graphs(key, step)
             else:
                 step()
         except BaseException:
-            for factor in factors:
-                factor.forget_P()
+            for bucket in buckets:
+                bucket.Q.forget_P()
             raise
-        for factor in factors if not updates else []:
-            factor.confirm_P()
+        for bucket in buckets:
+            if bucket not in due:
+                bucket.Q.confirm_P()
 
-    def _kind(
-        self, fleets: Sequence[Fleet], groups: Sequence[Mapping[str, Any]], given: Iterable[str]
+    def _key(
+        self, work: Work, tensors: Iterable[TensorsAtAddresses], probe: Probe, criterion: Criterion
     ) -> tuple[Any, ...]:
         """What else makes a recording another one."""
-        numbers = tuple(group[name] for group in groups for name in options.NAMES if name not in ("lr", "seed"))
-        tables = tuple(fleet.table for fleet in fleets)
-        assert self._whole is not None
-        addressed = [addresses for name in given for addresses in self._whole.addressed[name].of.values()]
-        places = tuple(addresses.aligned for addresses in addressed), tuple(fleet.averaging for fleet in fleets)
-        dtypes = [fleet.stacks[0].like.dtype for fleet in fleets]
-        damping = tuple(self.probe.relative_damping(dtype) for dtype in dtypes)
-        low = tuple(lower(fleet.device, dtype) for fleet, dtype in zip(fleets, dtypes, strict=True))
-        return numbers, tables, places, damping, low, self.criterion, getattr(self.probe, "of_average", None)
+        numbers = tuple(group[name] for group in work.groups for name in self.options)
+        tables = tuple(bucket.table for bucket in work.buckets)
+        aligned = tuple(addresses.aligned for each in tensors for addresses in each.addresses.values())
+        dtypes = [bucket.Q.dtype for bucket in work.buckets]
+        damping = tuple(probe.relative_damping(dtype) for dtype in dtypes)
+        low = tuple(lower(bucket.device, dtype) for bucket, dtype in zip(work.buckets, dtypes, strict=True))
+        averaging = tuple(bucket.averaging for bucket in work.buckets)
+        return numbers, tables, aligned, averaging, damping, low, criterion, probe.of_average
+
+
+def _only_averages(buckets: Sequence[Bucket], probe: Probe) -> bool:
+    """Whether gradients are averaged and then not needed any more, so that they need not be copied."""
+    return probe.of_average and all(bucket.averaging for bucket in buckets)
 
 
 def _in_order(t: Tensor) -> Tensor:
-    """With its numbers one after the other in memory, as they are: itself, or a copy."""
+    """``t`` with its elements one after the other in memory: itself, or a copy."""
     return t.contiguous().resolve_neg()

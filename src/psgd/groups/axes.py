@@ -51,7 +51,7 @@ def gram_(v: Tensor, axis: int, out: Tensor, scale: Tensor | None = None, add: b
     """``V Vᵀ`` for ``scale · v`` unfolded along an axis, into ``(B, n, n)``; into ``(B, n)`` the roots of its diagonal.
 
     The former can also be added to what is there. The scale is one along an axis with a diagonal factor, see
-    ``InverseFree.long``.
+    ``InverseFree.scale_axis``.
     """
     if out.ndim == 2:
         along_others = [i for i in range(1, v.ndim) if i != axis + 1]

@@ -1,110 +1,27 @@
 """What ``Q`` is: a stack of elements of a Lie group of matrices, written as a Kronecker product of factors.
 
 A dense, a limited-memory and a diagonal ``Q`` are products of one factor; a Kronecker ``Q`` has one factor for each
-axis of its block. A factor knows how a single matrix is stored; ``Group`` knows the rest.
+axis of its block. A factor knows how a single matrix is stored; ``Group`` knows the rest; ``Groups`` are all of a
+bucket; a ``Structure`` makes them.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..normalize import MaxAbs, Normalization, Projected
-from ..tangent import Tangent, fold, largest, unfold
+from ..normalize import MaxAbs, Normalization
+from ..ops.streams import at_once
+from ..tangent import Tangent, fold, unfold
+from .factor import Factor, LeftFactor
 
-
-class Factor(ABC):
-    """A stack of B matrices ``Q`` of size n×n.
-
-    The linear maps take and return arrays of shape ``(B, n, k)``.
-    """
-
-    #: names of the constructor's arguments, the tensors that hold ``Q``
-    parts: tuple[str, ...]
-
-    @abstractmethod
-    def apply(self, v: Tensor) -> Tensor:
-        """``Q v``"""
-
-    @abstractmethod
-    def apply_t(self, v: Tensor) -> Tensor:
-        """``Qᵀ v``"""
-
-    @abstractmethod
-    def solve(self, v: Tensor) -> Tensor:
-        """``Q⁻¹ v``"""
-
-    @abstractmethod
-    def solve_t(self, v: Tensor) -> Tensor:
-        """``Q⁻ᵀ v``"""
-
-    @abstractmethod
-    def diagonal(self) -> Tensor:
-        """The diagonal of ``Q``, shape ``(B, n)``."""
-
-    @abstractmethod
-    def set_diagonal_(self, values: Tensor) -> None: ...
-
-    @abstractmethod
-    def dense(self) -> Tensor:
-        """``Q`` itself, shape ``(B, n, n)``: for tests and small problems."""
-
-    @abstractmethod
-    def describe(self) -> str: ...
-
-    def P(self) -> Tensor:
-        """``QᵀQ``, shape ``(B, n, n)``; of diagonal factors the diagonal, ``(B, n)``."""
-        Q = self.dense()
-        return Q.mT @ Q
-
-    def buffers(self) -> dict[str, Tensor]:
-        return {part: getattr(self, part) for part in self.parts}
-
-
-class LeftFactor(Factor):
-    """Matrices with a positive diagonal from one Lie group, which move by ``dQ = E Q``."""
-
-    @abstractmethod
-    def project(self, tangent: Tangent) -> Projected:
-        """What the Lie algebra of this group keeps of the tangent ``S``."""
-
-    @abstractmethod
-    def descend_off_diagonal_(self, tangent: Any, step: Tensor, scale: Tensor) -> None:
-        """``Q ← scale · (Q − step · E Q)`` for a projected tangent ``E``; the diagonal is written afterwards."""
-
-    @abstractmethod
-    def flops(self, columns: int) -> tuple[float, float]:
-        """What products take for one matrix and arrays ``(n, columns)``: to fit ``Q``, and for ``P g``.
-
-        Fitting is to find ``a = Q δg`` and ``b = Q⁻ᵀ δθ``, and a step normalised by ``MaxAbs``. A multiply-add counts
-        2. Sums, norms and scalings of the arrays, a few for each element, are left out where there are products.
-        """
-
-    def descend_(
-        self, tangent: Tangent, lr: float | Tensor, normalize: Normalization, usable: Tensor, limit: float
-    ) -> None:
-        """One normalised step of every usable block; the others keep their bits.
-
-        The diagonal is written last, from ``Q_ii (1 − μ ∇E_ii)`` in elementwise arithmetic: whatever precision the
-        matrix products had, it stays positive. A ``Q`` with an element over ``limit`` is scaled down, by a power of
-        two; as one normalised step cannot use up the room that is left above the limit, ``Q`` stays finite.
-        """
-        projected = self.project(tangent)
-        # The parts of the tangent have maxima of one: a norm below a millionth would only be a mistake in waiting.
-        norm = normalize(projected)
-        norm = torch.where(norm > 0, norm.clamp_min(2.0**-20), norm)
-        step = torch.where(usable & (norm > 0), lr / norm, 0.0)
-        old = self.diagonal()
-        new = old * (1 - step[:, None] * projected.diagonal())
-        size = torch.stack([largest(buffer) for buffer in self.buffers().values()]).amax(0)
-        scale = torch.where(usable & (size > limit), (limit / size).log2().floor().exp2(), 1.0)
-        self.descend_off_diagonal_(projected, step[:, None, None], scale[:, None, None])
-        self.set_diagonal_((new * scale[:, None]).clamp_min(float(torch.finfo(new.dtype).max) ** -0.375))
+__all__ = ["Factor", "Group", "Groups", "LeftFactor", "Preconditioned", "Scaled", "Structure", "joined"]
 
 
 class Group:
@@ -117,6 +34,11 @@ class Group:
         dims: how the group sees a block: its sizes along the axes of the factors
         factors: one for each of ``dims``
     """
+
+    #: whether ``Groups.whiten_`` fits it without random numbers
+    whitens: bool = False
+    #: axis along which ``precondition_parts`` leaves the product with a diagonal factor to the caller
+    scale_axis: int | None = None
 
     def __init__(self, dims: Sequence[int], factors: Sequence[Factor]) -> None:
         self.dims = tuple(dims)
@@ -251,12 +173,152 @@ class Group:
         return each
 
 
+@dataclass
+class Scaled:
+    """Arrays ``scale · v`` of a stack, ``(B, *dims)``: the product is left to whoever scales the step anyway."""
+
+    v: Tensor
+    scale: Tensor | None
+
+    def length(self) -> Tensor:
+        """Length of each array; not finite if an element is not, or if its square overflows."""
+        dtype = torch.promote_types(self.v.dtype, torch.float32)
+        if self.scale is None:
+            return torch.linalg.vector_norm(self.v.flatten(1), dim=1, dtype=dtype)
+        axes = [i for i in range(1, self.v.ndim) if self.scale.shape[i] == 1]
+        rows = torch.linalg.vector_norm(self.v, dim=axes, keepdim=True, dtype=dtype)
+        return torch.linalg.vector_norm((rows * self.scale).flatten(1), dim=1)
+
+    def times(self, rate: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """``rate · scale · v`` for a rate of each block, ``(B, *shape)``, in one pass; the arrays are used up."""
+        factor = rate.view(-1, *[1] * (self.v.ndim - 1))
+        if self.scale is not None:
+            factor = factor * self.scale
+        if self.v.dtype == dtype:
+            return self.v.mul_(factor).view(len(self.v), *shape)
+        return torch.mul(self.v, factor, out=torch.empty_like(self.v, dtype=dtype)).view(len(self.v), *shape)
+
+
+@dataclass
+class Preconditioned:
+    """``P g`` of all blocks of a bucket.
+
+    Args:
+        arrays: for each group
+        length: for each block, ``(B,)``
+        divisor: for each block what the arrays are still to be divided by, if anything; the length is already
+    """
+
+    arrays: list[Scaled]
+    length: Tensor
+    divisor: Tensor | None = None
+
+
+class Groups:
+    """Groups that are fitted and applied together: here one after the other, which any structure can do.
+
+    Args:
+        groups: stacks of blocks on one device and with one dtype
+        normalize: how a step of ``Q`` is normalised
+    """
+
+    #: whether ``whiten_`` fits ``Q`` to the expectation over ``v`` in closed form, without random numbers
+    whitens: bool = False
+    #: whether the work is the same at every step and never waits for the device, so that a CUDA graph can record it
+    recordable: bool = False
+
+    def __init__(self, groups: Sequence[Group], normalize: Normalization | None = None) -> None:
+        self.groups = list(groups)
+        self.normalize = normalize
+        self.counts = [len(next(iter(group.buffers().values()))) for group in self.groups]
+        like = next(iter(self.groups[0].buffers().values()))
+        self.dtype, self.device = like.dtype, like.device
+
+    def descend_(self, tangents: Iterable[tuple[Tangent, Tensor]], lr: float, ok: Tensor) -> None:
+        """``Q ← (I − lr / ‖∇E‖ · ∇E) Q`` for every group.
+
+        Args:
+            tangents: for each group its tangent, which is used up, and for each of its blocks whether it says anything
+            lr: step size
+            ok: whether there is a step at all
+        """
+        each = iter(tangents)
+        for group in self.groups:
+            tangent, informative = next(each)
+            group.descend_(tangent, lr, self.normalize, ok & informative)
+            del tangent  # before the next is made: each is as large as two gradients
+
+    def precondition(
+        self, gs: Sequence[Tensor], keep: bool = False, outs: Sequence[Tensor | None] | None = None
+    ) -> Preconditioned:
+        """``P g`` for an array ``(B, *dims)`` of each group.
+
+        Args:
+            gs: gradients
+            keep: whether ``Q`` will be used again before it changes
+            outs: for each group where the result is to be, or None
+        """
+        each = zip(self.groups, gs, outs or [None] * len(gs), strict=True)
+        tasks = [partial(_precondition, group, g, self.dtype, keep, out) for group, g, out in each]
+        done = at_once(tasks, [g.numel() for g in gs], self.device)
+        return Preconditioned([scaled for scaled, _ in done], joined([length for _, length in done]))
+
+    def whiten_(
+        self,
+        gs: list[Tensor],
+        lr: float,
+        damping: float,
+        ok: Tensor,
+        weight: Tensor | None = None,
+        tidy: bool = True,
+        outs: Sequence[Tensor | None] | None = None,
+    ) -> Preconditioned:
+        """One step of every ``Q`` towards whitening ``g``, or ``g / weight``, where ``whitens`` is true."""
+        raise TypeError(f"{self.groups[0].describe()}: only structures that whiten in closed form have whiten_")
+
+    def keeps_P(self) -> bool:
+        """Whether each ``P`` that is kept between rare updates is that of the present ``Q``."""
+        return True
+
+    def forget_P(self) -> None:
+        """Have each ``P`` that is kept formed anew, at its place, when it is needed."""
+
+    def confirm_P(self) -> None:
+        """Note that each ``P`` that is kept is that of the present ``Q``: a replayed recording formed it."""
+
+
+def _precondition(group: Group, g: Tensor, dtype: torch.dtype, keep: bool, out: Tensor | None) -> tuple[Scaled, Tensor]:
+    scaled = Scaled(*group.precondition_parts(g.to(dtype), keep, out))
+    return scaled, scaled.length()
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """``torch.cat`` that costs nothing for a single part."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
 class Structure(ABC):
     """What ``P`` may look like: makes the group for a block of a given shape."""
+
+    def together(self, groups: Sequence[Group], normalize: Normalization | None = None) -> Groups:
+        """The groups of a bucket as one object, which fits and applies all of them; a structure may have a fast one."""
+        return Groups(groups, normalize)
 
     def precond_lr(self, whitening: bool) -> float:
         """Step size of ``Q`` where PSGD is not told otherwise: the paper's."""
         return 0.01
+
+    #: whether ``Q`` may be any matrix, so that it has room for all that one pair says
+    universal: bool = False
+
+    @property
+    def exact_precond_lr(self) -> float:
+        """Step size of ``Q`` for pairs without noise, where ``psgd.minimize`` is not told otherwise."""
+        return 0.05
+
+    def smaller(self, groups: Iterable[Group]) -> Iterator[Structure]:
+        """Structures of the same kind that keep less and less for the blocks of these groups; none by default."""
+        return iter(())
 
     @property
     def inverts(self) -> bool:

@@ -16,7 +16,7 @@ from .axes import along, multiply_axes
 from .base import Group
 from .diagonal import DiagonalFactor
 from .near_symmetric import NearSymmetric
-from .pooled import Pools
+from .pooled import Pooled
 
 #: Of so many updates of ``Q`` each is of one kind, see ``Chores``.
 KINDS = 8
@@ -41,19 +41,22 @@ class Chores(NamedTuple):
         kind = number % KINDS
         return cls(tidy=kind == 0 or lr > SHORT, damping=2**0.5 * (kind % 2))
 
-
-#: of an update that may be the only one
-ALL_CHORES = Chores(tidy=True, damping=1.0)
+    @classmethod
+    def all(cls) -> Chores:
+        """What an update does that may be the only one."""
+        return cls(tidy=True, damping=1.0)
 
 
 class InverseFree(Group):
     """A Kronecker product of near-symmetric and diagonal factors, in the coordinates ``dQ = Q^½ E Q^1.5``.
 
-    ``Pools`` fits many such groups at once, and whitens without random numbers.
+    ``Pooled`` fits many such groups at once, and whitens without random numbers.
     """
 
+    whitens = True
+
     @cached_property
-    def long(self) -> int | None:
+    def scale_axis(self) -> int | None:  # type: ignore[override]
         """The first axis with a diagonal factor, where others have dense ones."""
         diagonals = [i for i, factor in enumerate(self.factors) if isinstance(factor, DiagonalFactor)]
         return diagonals[0] if diagonals and len(diagonals) < len(self.factors) else None
@@ -78,10 +81,10 @@ class InverseFree(Group):
                 matrices.append((factor.kept_P(), axis))
             elif isinstance(factor, NearSymmetric) and math.prod(self.dims) <= self.dims[axis] ** 2:
                 matrices += [(factor.root, axis), (factor.root.mT, axis)]
-            elif axis != self.long:
+            elif axis != self.scale_axis:
                 matrices.append((factor.P(), axis))
         v = multiply_axes(matrices, g.reshape(g.shape[0], *self.dims), out)
-        return v, None if self.long is None else along(self.factors[self.long].P(), v, self.long)
+        return v, None if self.scale_axis is None else along(self.factors[self.scale_axis].P(), v, self.scale_axis)
 
     def descend_(
         self,
@@ -90,12 +93,13 @@ class InverseFree(Group):
         normalize: Normalization | None = None,
         usable: Tensor | None = None,
     ) -> None:
-        """See ``Pools.descend_``, which does it for many groups at once."""
+        """Step of ``Pooled.descend_``, which does it for many groups at once."""
         everywhere = torch.ones((), dtype=torch.bool, device=tangent.x.device)
-        Pools([self]).descend_([tangent], lr, everywhere if usable is None else usable)
+        informative = everywhere.expand(len(tangent.x)) if usable is None else usable
+        Pooled([self]).descend_([(tangent, informative)], lr, everywhere)
 
     def flops(self, update_every: int = 1) -> list[float]:
-        """For each factor what a step of one block takes on average where ``Pools`` whitens it, with c3.
+        """For each factor what a step of one block takes on average where ``Pooled`` whitens it, with c3.
 
         A dense factor along an axis of n, of a block of N elements, takes at an update ``4 n³`` for ``P`` and the step
         of ``Q``, ``4 n N`` for ``P g`` and its Gram matrix, ``4 n²`` for the norm of that, at every second update
@@ -122,4 +126,4 @@ def _try_whitening(device: torch.device, dtype: torch.dtype, low: torch.dtype) -
     """Nobody waits for this: torch loads kernels and sets up libraries when they are first used, and now has begun."""
     Q = InverseFree((64, 64), [NearSymmetric.identity(1, 64, dtype, device) for _ in range(2)])
     usable = torch.ones((), dtype=torch.bool, device=device)
-    Pools([Q]).whiten_([torch.ones(1, 64, 64, dtype=dtype, device=device)], 0.1, 0.0, usable)
+    Pooled([Q]).whiten_([torch.ones(1, 64, 64, dtype=dtype, device=device)], 0.1, 0.0, usable)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from .base import Factor, Group, Structure
+from ..normalize import Normalization
+from .base import Factor, Group, Groups, Structure
 from .diagonal import DiagonalFactor
 from .inverse_free import InverseFree
 from .near_symmetric import NearSymmetric
+from .pooled import Pooled
 from .triangular import Triangular
 
 
@@ -49,12 +51,32 @@ class Kronecker(Structure):
         return 0.3 if whitening else 0.1  # whitening draws no random vectors, so its tangents have less noise
 
     @property
+    def exact_precond_lr(self) -> float:
+        return 0.5 if self.inverse_free else 0.3
+
+    def smaller(self, groups: Iterable[Group]) -> Iterator[Kronecker]:
+        """With ever shorter axes the longest that are dense, and last with none."""
+        dense = {
+            n
+            for group in groups
+            for n, factor in zip(group.dims, group.factors, strict=True)
+            if not isinstance(factor, DiagonalFactor)
+        }
+        for n in [*sorted(dense, reverse=True)[1:], 0] if dense else []:
+            yield replace(self, max_dense=n)
+
+    @property
     def inverts(self) -> bool:
         return not self.inverse_free
 
     @property
     def own_normalization(self) -> bool:
         return self.inverse_free
+
+    def together(self, groups: Sequence[Group], normalize: Normalization | None = None) -> Groups:
+        if not self.inverse_free:
+            return Groups(groups, normalize)
+        return Pooled([group for group in groups if isinstance(group, InverseFree)])
 
     def init(self, shape: Sequence[int], *, batch: int = 1, dtype: torch.dtype, device: torch.device | str) -> Group:
         dims = [n for n in shape if n > 1] or [1]

@@ -1,27 +1,27 @@
-"""Fitting many inverse-free groups at once: factors of one size are handled together, whatever blocks they are of.
+"""Fitting many inverse-free groups at once: factors of one size are handled together, whatever blocks they belong to.
 
-A network has hundreds of factors and few sizes. Sums over the elements of a block are done group by group; what follows
-are products of n × n matrices, done for all factors of a size, and numbers for each factor, done for all factors.
+A network has hundreds of factors and few sizes. Sums over the elements of a block are computed group by group; what
+follows are products of n × n matrices, for all factors of a size at once, and numbers for each factor, for all at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..normalize import Normalization
 from ..ops.factors import scaled
 from ..ops.streams import at_once, sent
 from ..tangent import Tangent, largest
 from .axes import along, gram_, low_dtype, multiply_axes, product_
-from .base import Factor
-from .diagonal import DiagonalFactor
+from .base import Groups, Preconditioned, Scaled, joined
 from .near_symmetric import NearSymmetric, move_, norm_, safe, turn_
+from .pool import Pool, factor_tensor
 
 if TYPE_CHECKING:
     from .inverse_free import InverseFree
@@ -29,72 +29,35 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass
-class Pool:
-    """All factors of one kind and size as one tensor ``Q``, ``(N, n, n)`` or ``(N, n)``."""
-
-    dense: bool
-    #: a group and an axis of it, with the tensor of the stack's factors there
-    members: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-
-    def join(self, start: int) -> int:
-        """Make ``Q``: a view if the members lie one after the other in memory, as the optimizer puts them."""
-        view = adjacent(list(self.members.values()))
-        self.copied = view is None
-        self.Q = self.copy() if view is None else view
-        #: where the factors of this pool are among all factors
-        self.span = slice(start, start + len(self.Q))
-        self.rows: dict[tuple[int, int], slice] = {}
-        row = 0
-        for key, part in self.members.items():
-            self.rows[key] = slice(row, row + len(part))
-            row += len(part)
-        return self.span.stop
-
-    def copy(self) -> Tensor:
-        return torch.cat(list(self.members.values()))
-
-    def fetch(self) -> None:
-        """Others may have moved the factors meanwhile."""
-        if self.copied:
-            self.Q = self.copy()
-
-    def put_back_(self) -> None:
-        if self.copied:
-            for key, part in self.members.items():
-                part.copy_(self.Q[self.rows[key]])
-
-    def P(self) -> Tensor:
-        return torch.bmm(self.Q.mT, self.Q) if self.dense else self.Q.square()
-
-    def diagonal(self, M: Tensor) -> Tensor:
-        return M.diagonal(dim1=1, dim2=2) if self.dense else M
-
-
-class Pools:
-    """Groups that are fitted together.
+class Pooled(Groups):
+    """Inverse-free groups, fitted together.
 
     Args:
         groups: stacks of blocks on one device and with one dtype
+        normalize: None, as inverse-free factors normalise their steps in their own way
     """
 
-    def __init__(self, groups: Sequence[InverseFree]) -> None:
-        self.groups = list(groups)
+    groups: list[InverseFree]  # type: ignore[assignment]
+    whitens = True
+    recordable = True
+
+    def __init__(self, groups: Sequence[InverseFree], normalize: Normalization | None = None) -> None:
+        super().__init__(groups)
         pools: dict[tuple[bool, int], Pool] = {}
         for g, group in enumerate(self.groups):
             for axis, (n, factor) in enumerate(zip(group.dims, group.factors, strict=True)):
                 dense = isinstance(factor, NearSymmetric)
-                pools.setdefault((dense, n), Pool(dense)).members[g, axis] = _tensor(factor)
+                pools.setdefault((dense, n), Pool(dense)).members[g, axis] = factor_tensor(factor)
         # The largest first: of branches that run beside each other, the first has the memory of what came before.
         self.pools = sorted(pools.values(), key=lambda pool: -sum(Q.nbytes for Q in pool.members.values()))
         stop = 0
         for pool in self.pools:
             stop = pool.join(stop)
         like = self.pools[0].Q
-        #: of the numbers for each factor
-        self.dtype = torch.promote_types(like.dtype, torch.float32)
+        #: dtype of the numbers for each factor
+        self.wide = torch.promote_types(like.dtype, torch.float32)
 
-        counts = self.counts = [len(_tensor(group.factors[0])) for group in self.groups]
+        counts = self.counts
         numels = [math.prod(group.dims) for group in self.groups]
         starts = [sum(counts[:g]) for g in range(len(counts))]
         blocks, columns, sizes, firsts, most = [], [], [], [], []
@@ -107,7 +70,7 @@ class Pools:
                 firsts += [float(axis == 0)] * counts[g]
                 most += [math.log2(self.groups[g].limit(like.dtype))] * counts[g]
 
-        def on_device(values: Sequence[float], dtype: torch.dtype = self.dtype) -> Tensor:
+        def on_device(values: Sequence[float], dtype: torch.dtype = self.wide) -> Tensor:
             return sent(torch.tensor(values, dtype=dtype, device="cpu"), like.device)
 
         #: for each factor: its block, what it sees, whether it is the first of its block
@@ -119,10 +82,10 @@ class Pools:
             [float(numel) for numel, count in zip(numels, counts, strict=True) for _ in range(count)]
         )
         #: sums over the factors of a block, with and without the factor itself
-        self.sum = (self.block[:, None] == self.block).to(self.dtype)
-        self.others = self.sum - torch.eye(len(blocks), dtype=self.dtype, device=like.device)
+        self.sum = (self.block[:, None] == self.block).to(self.wide)
+        self.others = self.sum - torch.eye(len(blocks), dtype=self.wide, device=like.device)
 
-    def descend_(self, tangents: list[Tangent], lr: float | Tensor, usable: Tensor) -> None:
+    def descend_(self, tangents: Iterable[tuple[Tangent, Tensor]], lr: float | Tensor, ok: Tensor) -> None:
         """``Q_i ← (I − lr / L · S_i) Q_i`` for every factor, where ``L`` bounds ``‖a aᵀ‖ + ‖b bᵀ‖`` and so ``‖S_i‖``.
 
         As the size of the step is not normalised by ``S`` itself, it vanishes with ``S``: on a fixed Hessian ``Q``
@@ -132,22 +95,23 @@ class Pools:
         directions have turned ``Q``, the next one moves ``P`` elsewhere.
 
         Args:
-            tangents: one for each group, which is used up; the list is emptied
-            lr: one number, or one for each of all blocks
-            usable: whether there is a step, of all blocks or of each
+            tangents: for each group its tangent, which is used up, and for each of its blocks whether it says anything
+            lr: step size: one number, or one for each of all blocks
+            ok: whether there is a step at all
         """
-        is_difference = tangents[0].is_difference
-        if any(tangent.is_difference != is_difference for tangent in tangents):
-            rates = lr.split(self.counts) if isinstance(lr, Tensor) and lr.ndim else [lr] * len(tangents)
-            each = usable.expand(sum(self.counts)).split(self.counts)
-            for group, rate, flags in zip(self.groups, rates, each, strict=True):
-                Pools([group]).descend_([tangents.pop(0)], rate, flags)
+        measured = list(tangents)
+        is_difference = measured[0][0].is_difference
+        if any(tangent.is_difference != is_difference for tangent, _ in measured):
+            rates = lr.split(self.counts) if isinstance(lr, Tensor) and lr.ndim else [lr] * len(measured)
+            for group, rate in zip(self.groups, rates, strict=True):
+                Pooled([group]).descend_([measured.pop(0)], rate, ok)
             return
+        usable = ok & joined([informative for _, informative in measured])
         for pool in self.pools:
             pool.fetch()
-        sides = [_sides(tangents.pop(0), group) for group in self.groups]
+        sides = [_sides(measured.pop(0)[0], group) for group in self.groups]
         # They will be squared: keep them within the range of the number format.
-        size = torch.maximum(*(torch.cat([largest(v) for v in side]) for side in zip(*sides, strict=True)))
+        size = torch.maximum(*(joined([largest(v) for v in side]) for side in zip(*sides, strict=True)))
         fine = torch.isfinite(size) & (size > 0)
         for pair, each in zip(sides, torch.where(fine, size, 1.0).split(self.counts), strict=True):
             for v in pair:
@@ -168,7 +132,7 @@ class Pools:
         pool: Pool,
     ) -> None:
         """Move the factors of a pool along ``S = p pᵀ − m mᵀ``."""
-        dtype = pool.Q.dtype if pool.dense else self.dtype
+        dtype = pool.Q.dtype if pool.dense else self.wide
         squares = torch.empty((2, *pool.Q.shape), dtype=dtype, device=pool.Q.device)
         for (g, axis), rows in pool.rows.items():
             for k, v in enumerate(sides[g]):
@@ -178,7 +142,7 @@ class Pools:
         if is_difference:
             bound = norm_(squares.flatten(0, 1))[0].view(2, -1).sum(0)
             S = squares[0].sub_(squares[1])
-            frobenius = torch.linalg.vector_norm(S.flatten(1), dim=1, dtype=self.dtype)
+            frobenius = torch.linalg.vector_norm(S.flatten(1), dim=1, dtype=self.wide)
         else:
             S = squares[0].sub_(squares[1])
             bound, square = norm_(S)
@@ -191,11 +155,11 @@ class Pools:
         gs: list[Tensor],
         lr: float | Tensor,
         damping: float,
-        usable: Tensor,
+        ok: Tensor,
         weight: Tensor | None = None,
         tidy: bool = True,
         outs: Sequence[Tensor | None] | None = None,
-    ) -> tuple[list[tuple[Tensor, Tensor | None]], Tensor]:
+    ) -> Preconditioned:
         """One step of every ``Q`` towards whitening ``g``, or ``g / weight``.
 
         It is the step of criterion 3 for the pair ``(v, g + ε v)``, ``v ~ N(0, I)``, in expectation over ``v``. There
@@ -206,23 +170,22 @@ class Pools:
             gs: an array ``(B, *dims)`` for each group; the list is emptied, as they may be copies
             lr: one number, or one for each of all blocks
             damping: relative to the size of ``g``; where it is zero, one of three products of n × n matrices is saved
-            usable: whether there is a step at all; blocks whose gradient is useless keep their ``Q`` anyway
+            ok: whether there is a step at all; blocks whose gradient is useless keep their ``Q`` anyway
             weight: for each of all blocks
             tidy: also do what need not be done at every step: turn ``Q`` back to symmetry, and balance the factors
             outs: for each group where the result is to be, or None
 
         Returns:
-            ``P g / weight`` for each group, with ``P`` from before the step, as an array and what it still has to be
-            multiplied with, if anything; and their lengths for all blocks
+            ``P g / weight`` with ``P`` from before the step, which the step needs anyway
         """
         for pool in self.pools:
             pool.fetch()
         lengths = self._at_once(self._length, gs, sizes=gs)
-        usable, noise = self._numbers(lengths, damping, usable, weight)
+        usable, noise = self._numbers(lengths, damping, ok, weight)
         Ps = [pool.P() for pool in self.pools]
         whitened = self._precondition(gs, Ps, weight, outs or [None] * len(gs))
         gs.clear()
-        tangents = [torch.empty_like(P, dtype=P.dtype if P.ndim == 3 else self.dtype) for P in Ps]
+        tangents = [torch.empty_like(P, dtype=P.dtype if P.ndim == 3 else self.wide) for P in Ps]
         if damping:
             norms = torch.cat(self._at_once(self._length, Ps, sizes=Ps)).log_()
             variance = (self.others @ norms).mul_(2).exp_().mul_(noise[self.block])
@@ -236,7 +199,7 @@ class Pools:
             self._tidy_(usable, overflown)
         for pool in self.pools:
             pool.put_back_()
-        return whitened, length
+        return Preconditioned(whitened, length)
 
     def _at_once(self, function: Callable[..., T], *arguments: Sequence[Any], sizes: Sequence[Tensor]) -> list[T]:
         """For each of the arguments; the sizes are those of some tensors."""
@@ -245,7 +208,7 @@ class Pools:
 
     def _length(self, v: Tensor) -> Tensor:
         """Of each array of a stack."""
-        return torch.linalg.vector_norm(v.flatten(1), dim=1, dtype=self.dtype)
+        return torch.linalg.vector_norm(v.flatten(1), dim=1, dtype=self.wide)
 
     def _numbers(
         self, lengths: Sequence[Tensor], damping: float, usable: Tensor, weight: Tensor | None
@@ -256,25 +219,25 @@ class Pools:
             rms = rms / weight
         rms = rms / self.numel.sqrt()
         # What is outside is a gradient that vanished or exploded: following it, P would be of no use afterwards.
-        eps = torch.finfo(self.dtype).eps
+        eps = torch.finfo(self.wide).eps
         usable = (usable & (rms > eps**2) & (rms < eps**-2))[self.block]
         return usable, (rms * damping).square_()
 
     def _precondition(
         self, gs: Sequence[Tensor], Ps: Sequence[Tensor], weight: Tensor | None, outs: Sequence[Tensor | None]
-    ) -> list[tuple[Tensor, Tensor | None]]:
+    ) -> list[Scaled]:
         of = {key: P[rows] for pool, P in zip(self.pools, Ps, strict=True) for key, rows in pool.rows.items()}
 
-        def multiply(k: int, g: Tensor, w: Tensor | None, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        def multiply(k: int, g: Tensor, w: Tensor | None, out: Tensor | None) -> Scaled:
             group = self.groups[k]
             mine = [of[k, axis] for axis in range(len(group.dims))]
-            long = group.long
+            long = group.scale_axis
             if w is not None:  # divides the smallest array there is
                 smallest = min(range(len(mine)), key=lambda axis: mine[axis].numel())
                 mine[smallest] = mine[smallest] / along(w.to(g.dtype), mine[smallest])
             matrices = [(P, axis) for axis, P in enumerate(mine) if axis != long]
             v = multiply_axes(matrices, g.reshape(len(g), *group.dims), out)
-            return v, None if long is None else along(mine[long], v, long)
+            return Scaled(v, None if long is None else along(mine[long], v, long))
 
         weights = [None] * len(gs) if weight is None else weight.split([len(g) for g in gs])
         return self._at_once(multiply, range(len(gs)), gs, weights, outs, sizes=gs)
@@ -291,9 +254,9 @@ class Pools:
             noise = scaled(P, deviation, torch.empty_like(P, dtype=low_dtype(P)) if rounded else P)
             product_(noise, noise, S)
         else:
-            torch.mul(P.to(self.dtype).square(), mine[:, None], out=S)
+            torch.mul(P.to(self.wide).square(), mine[:, None], out=S)
 
-    def _see_(self, whitened: Sequence[tuple[Tensor, Tensor | None]], tangents: Sequence[Tensor], add: bool) -> Tensor:
+    def _see_(self, whitened: Sequence[Scaled], tangents: Sequence[Tensor], add: bool) -> Tensor:
         """``a aᵀ``, or add it to the tangents, for whitened ``a = scale · v`` seen along every axis.
 
         Returns:
@@ -301,7 +264,7 @@ class Pools:
         """
 
         def see_(g: int, axis: int, S: Tensor) -> Tensor | None:
-            v, scale = whitened[g]
+            v, scale = whitened[g].v, whitened[g].scale
             if S.ndim == 3:
                 gram_(v, axis, S, scale, add=add)
                 return None
@@ -316,11 +279,12 @@ class Pools:
         keys = [key for pool in self.pools for key in pool.rows]
         parts = [S[rows] for pool, S in zip(self.pools, tangents, strict=True) for rows in pool.rows.values()]
         # Lengths of rows take no memory, and little of the device: they go beside the products.
-        sizes = [whitened[g][0] if S.ndim == 3 else S for (g, _), S in zip(keys, parts, strict=True)]
+        sizes = [whitened[g].v if S.ndim == 3 else S for (g, _), S in zip(keys, parts, strict=True)]
         seen = dict(zip(keys, self._at_once(see_, *zip(*keys, strict=True), parts, sizes=sizes), strict=True))
         shortest = [
-            next((rows for axis in range(v.ndim - 1) if (rows := seen[g, axis]) is not None), v)  # of the same length
-            for g, (v, _) in enumerate(whitened)
+            # The lengths of its rows have the same length as an array.
+            next((rows for axis in range(a.v.ndim - 1) if (rows := seen[g, axis]) is not None), a.v)
+            for g, a in enumerate(whitened)
         ]
         return torch.cat(self._at_once(self._length, shortest, sizes=shortest))
 
@@ -368,9 +332,9 @@ class Pools:
         for pool in self.pools:
             if pool.dense:
                 turn_(pool.Q, usable[pool.span])
-        sizes = torch.cat([pool.diagonal(pool.Q).amax(1).to(self.dtype) for pool in self.pools])
+        sizes = torch.cat([pool.diagonal(pool.Q).amax(1).to(self.wide) for pool in self.pools])
         # What someone has put there need not be finite; it must not spread to other blocks, as zero times it would.
-        logs = sizes.nan_to_num_(nan=1.0, posinf=1.0).clamp_min_(torch.finfo(self.dtype).tiny).log2_()
+        logs = sizes.nan_to_num_(nan=1.0, posinf=1.0).clamp_min_(torch.finfo(self.wide).tiny).log2_()
         powers = torch.where(usable, ((self.sum @ logs) / self.sum.sum(1) - logs).round_(), 0.0)
         powers.sub_(self.first * (self.sum @ powers))
         powers.sub_((logs + powers - self.most).clamp_min_(0).ceil_())
@@ -384,22 +348,20 @@ class Pools:
             else:
                 pool.Q.mul_(each)
 
+    @cached_property
+    def _matrices(self) -> list[NearSymmetric]:
+        return [f for group in self.groups for f in group.factors if isinstance(f, NearSymmetric)]
 
-def adjacent(parts: Sequence[Tensor]) -> Tensor | None:
-    """All parts as one tensor, if they lie one after the other in memory."""
-    first = parts[0]
-    offset = first.storage_offset()
-    for part in parts:
-        same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not (same and part.storage_offset() == offset and part.is_contiguous()):
-            return None
-        offset += part.numel()
-    return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
+    def keeps_P(self) -> bool:
+        return all(factor.keeps_P() for factor in self._matrices)
 
+    def forget_P(self) -> None:
+        for factor in self._matrices:
+            factor.forget_P()
 
-def _tensor(factor: Factor) -> Tensor:
-    assert isinstance(factor, (NearSymmetric, DiagonalFactor))
-    return factor.root if isinstance(factor, NearSymmetric) else factor.diag
+    def confirm_P(self) -> None:
+        for factor in self._matrices:
+            factor.confirm_P()
 
 
 def _sides(tangent: Tangent, group: InverseFree) -> tuple[Tensor, Tensor]:

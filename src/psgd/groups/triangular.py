@@ -161,6 +161,12 @@ def _side_by_side_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int, at_o
 class Dense(Structure):
     """One triangular ``Q`` over all elements of a block: the most general ``P``, with n² / 2 numbers to learn."""
 
+    universal = True
+
+    @property
+    def exact_precond_lr(self) -> float:
+        return 0.9
+
     def init(self, shape: Sequence[int], *, batch: int = 1, dtype: torch.dtype, device: torch.device | str) -> Group:
         n = math.prod(shape)
         return Group((n,), [Triangular.identity(batch, n, dtype, device)])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..criteria import Criterion
-from ..groups import Dense, Group, Kronecker, Structure
+from ..groups import Group, Structure
 from ..normalize import Spectral
 from ..state.memory import available_bytes, readable
 from ..tangent import Tangent
@@ -54,10 +54,8 @@ class Metric:
                 f"preconditioner={structure!r}: Q would take {readable(needed)} on {like.device}, where "
                 f"{readable(free)} are free; minimize wants Kronecker(), LowRank() or Diagonal() here"
             )
-        self.dense = isinstance(structure, Dense)
-        factors = 0.5 if structure.own_normalization else 0.3
-        own = 0.9 if self.dense else factors if isinstance(structure, Kronecker) else 0.05
-        self.cap = own if precond_lr is None else precond_lr
+        self.dense = structure.universal
+        self.cap = structure.exact_precond_lr if precond_lr is None else precond_lr
         #: a dense Q has room for all that one pair says, and where it is small, that costs little
         self.descents = max(1, min(4, 400 // like.numel())) if self.dense else 1
         self._like = like

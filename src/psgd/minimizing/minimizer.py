@@ -12,7 +12,7 @@ import torch
 
 from ..criteria import Criterion, c3
 from ..groups import Dense, Diagonal, Kronecker, Structure
-from ..probes import Probe, Whitening
+from ..probes import Probe
 from ..state import checks
 from . import result
 from .descent import Limits, Reason, State, descend
@@ -130,7 +130,7 @@ def minimize(
         checks.choice("preconditioner", preconditioner, Structure)
     if probe is not None:
         checks.choice("probe", probe, Probe)
-    if not stochastic and isinstance(probe, Whitening):
+    if not stochastic and probe is not None and probe.whitens:
         raise ValueError("probe=Whitening(): there is nothing to whiten without noise; minimize wants stochastic=True")
     if not stochastic and lr is not None:
         raise ValueError(f"lr={lr!r}: without noise a line search finds it; minimize wants None, or stochastic=True")

@@ -43,12 +43,12 @@ def wander(
     The result is the mean over the last quarter. A step moves ``x`` by at most ``lr · max(1, ‖x0‖)``. Values and
     gradients are told as averages with decay 0.99, and the average of the gradient is what ``gtol`` is compared with.
     """
-    if isinstance(probe, FiniteDifference) and not any(objective.takes_rng):
+    if probe.calls_twice and not any(objective.takes_rng):
         raise ValueError(
             "probe: FiniteDifference() takes two gradients of one sample; minimize wants fun(x, …, rng=) that draws "
             "from rng, or Whitening(), or HessianVector()"
         )
-    if isinstance(probe, HessianVector) and not objective.exact:
+    if probe.forward_only and not objective.exact:
         raise ValueError("probe: HessianVector() differentiates fun; minimize wants a tensor x0 and no jac for it")
     if objective.is_difference and not objective.takes_rng[0]:
         raise ValueError(
@@ -58,7 +58,7 @@ def wander(
     start = objective.start
     theta = objective.given(start) if objective.numpy is None else torch.from_numpy(objective.given(start))
     theta.requires_grad_()
-    whitening = isinstance(probe, Whitening)
+    whitening = probe.whitens
     length = max(1.0, float(start.norm()))
     size = max(1.0, length / math.sqrt(start.numel()))
     rate = (0.01 * size if whitening else 0.1) if lr is None else lr
@@ -72,7 +72,7 @@ def wander(
         max_norm=None if whitening else length,
         seed=seed,
     )
-    loss = _Closure(objective, theta, isinstance(probe, HessianVector))
+    loss = _Closure(objective, theta, probe.forward_only)
     value, total, weight = 0.0, torch.zeros_like(start), 0.0
     mean, count = torch.zeros_like(start), 0
     useless = 0

@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..criteria import c3, log_length, misfit
+from ..criteria import IN_EXPECTATION, log_length, misfit
 from ..engine.stack import Stack, per_block
 from ..groups import Group
 from ..groups.condition import change, condition
-from ..groups.inverse_free import InverseFree
 from ..ops.distributed import local
-from ..ops.real import real
+from ..ops.real import as_real
 from ..optimizer import PSGD
-from ..probes import Evaluation, Whitening
+from ..probes import Evaluation
 from ..probes.noise import Noise
 
 #: for each stack, a number for each of its blocks; of condition, for each factor and block
@@ -42,7 +41,7 @@ class Fit:
         self.step = step
         self.stacks = optimizer.stacks
         self.before = [_copy(stack.group) for stack in self.stacks]
-        self.of_average = isinstance(optimizer.probe, Whitening) and optimizer.probe.of_average
+        self.of_average = optimizer.probe.of_average
         # The average is not yet what will be whitened.
         self.residual = [] if self.of_average else [self._residual(stack, evaluation, grads) for stack in self.stacks]
 
@@ -55,7 +54,7 @@ class Fit:
         return {"residual": self.residual, "q_step": moved}
 
     def _residual(self, stack: Stack, evaluation: Evaluation, grads: Mapping[int, Tensor]) -> Tensor:
-        if isinstance(self.optimizer.probe, Whitening):
+        if self.optimizer.probe.whitens:
             return residual_of_whitening(self.optimizer, stack, stack.group, stack.pack(grads), self.step)
         found = {i: evaluation.pairs[i] for i in stack.params() if i in evaluation.pairs}
         if not found:
@@ -71,7 +70,7 @@ class Move:
         self.stacks = optimizer.stacks
         self.params = optimizer.parameters()
         positions = [i for stack in self.stacks for i in stack.positions]
-        self.before = {i: real(local(self.params[i].detach())).clone() for i in positions}
+        self.before = {i: as_real(local(self.params[i].detach())).clone() for i in positions}
 
     def finish(self) -> Numbers:
         """After the step: the root mean square for each block; of divided parameters, of what is here."""
@@ -83,7 +82,7 @@ class Move:
         for i in positions:
             old = self.before[i]
             dtype = torch.promote_types(old.dtype, torch.float32)
-            step = real(local(self.params[i].detach())).to(dtype) - old
+            step = as_real(local(self.params[i].detach())).to(dtype) - old
             squares.append(torch.linalg.vector_norm(step).square())
             count += step.numel()
         return (torch.stack(squares).sum() / count).sqrt()
@@ -91,7 +90,7 @@ class Move:
 
 def whitening_residual(optimizer: PSGD, stack: Stack, Q: Group, step: int) -> Tensor:
     """From the averages in the state: nothing is known where there are none."""
-    if not (isinstance(optimizer.probe, Whitening) and stack.average):
+    if not (optimizer.probe.whitens and stack.average):
         return torch.full((len(stack.blocks),), torch.nan, device=stack.device)
     mean, weight = stack.average["momentum"], stack.average["momentum_weight"]
     g = mean / per_block(weight.clamp_min(torch.finfo(weight.dtype).tiny), mean)
@@ -100,7 +99,7 @@ def whitening_residual(optimizer: PSGD, stack: Stack, Q: Group, step: int) -> Te
 
 def residual_of_whitening(optimizer: PSGD, stack: Stack, Q: Group, g: Tensor, step: int) -> Tensor:
     """The misfit of the pair ``(v, g)``; in inverse-free coordinates, as the update there, with ``E‖v‖²`` for ``v``."""
-    if isinstance(Q, InverseFree) and optimizer.criterion is c3:
+    if Q.whitens and optimizer.criterion in IN_EXPECTATION:
         numel = stack.blocks[0].numel
         found = (2 * log_length(Q.a(g.to(stack.like.dtype))) - math.log(numel)).abs()
         return torch.where(torch.isfinite(found), found, torch.nan)

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .. import diagnostics
+from ..engine import is_due, without_autocast
 from ..ops.distributed import several_ranks
-from ..optimizer import PSGD, without_autocast
+from ..optimizer import PSGD
 from ..probes import Evaluation
-from ..state import options
 from . import measure
 from .files import CSVFile
 from .record import Record, named_blocks
@@ -83,7 +83,7 @@ class Monitor:
         #: the last record
         self.last: Record | None = None
         self._blocks = named_blocks(optimizer, model)
-        if several_ranks() and optimizer._team is None and dist.get_rank() > 0:
+        if several_ranks() and not optimizer.shares_blocks and dist.get_rank() > 0:
             to = None
         if isinstance(to, (str, os.PathLike)):
             to = CSVFile(_of_rank(to, optimizer), self._blocks, len(optimizer.param_groups), bool(overwrite))
@@ -200,7 +200,7 @@ class Monitor:
         self._fit_at = next((s for s in range(self._next, step - 1, -1) if self._updates(s)), -1)
 
     def _updates(self, step: int) -> bool:
-        return any(options.is_due(group, step) for group in self.optimizer.param_groups)
+        return any(is_due(group, step) for group in self.optimizer.param_groups)
 
     def _write(self) -> None:
         if self._waiting is None:
@@ -264,5 +264,5 @@ def _number(value: Any) -> float | Tensor:
 def _of_rank(path: str | os.PathLike[str], optimizer: PSGD) -> str:
     """The file of this rank."""
     root, extension = os.path.splitext(os.fspath(path))
-    shared = several_ranks() and optimizer._team is not None
+    shared = several_ranks() and optimizer.shares_blocks
     return f"{root}.rank{dist.get_rank()}{extension}" if shared else os.fspath(path)

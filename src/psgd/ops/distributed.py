@@ -11,22 +11,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 #: where divided tensors are defined; who has never imported it has none, and importing it takes a second
-_DIVIDED = "torch.distributed.tensor"
+_DTENSOR = "torch.distributed.tensor"
 
 
-def is_divided(t: Tensor) -> bool:
+def is_dtensor(t: Tensor) -> bool:
     """Whether it is a ``DTensor``, of which a rank may hold only a part."""
-    return _DIVIDED in sys.modules and isinstance(t, sys.modules[_DIVIDED].DTensor)
+    return _DTENSOR in sys.modules and isinstance(t, sys.modules[_DTENSOR].DTensor)
 
 
 def local(t: Tensor) -> Tensor:
     """The part of it that is here."""
-    return t.to_local() if is_divided(t) else t  # type: ignore[attr-defined]
+    return t.to_local() if is_dtensor(t) else t  # type: ignore[attr-defined]
 
 
-def local_of(whole: Tensor, like: Tensor) -> Tensor:
+def part_of(whole: Tensor, like: Tensor) -> Tensor:
     """The part of a whole tensor that belongs here, if it is divided as ``like``; nothing is sent."""
-    if not is_divided(like):
+    if not is_dtensor(like):
         return whole
     from torch.distributed.tensor import distribute_tensor
 
@@ -35,9 +35,9 @@ def local_of(whole: Tensor, like: Tensor) -> Tensor:
 
 def aligned(grad: Tensor, like: Tensor) -> Tensor:
     """A gradient divided as its parameter is: others come from some layers of tensor parallelism. All ranks ask."""
-    if not is_divided(like):
+    if not is_dtensor(like):
         return grad
-    if not is_divided(grad):
+    if not is_dtensor(grad):
         raise ValueError(
             f"params: one of shape {tuple(like.shape)} is divided, its gradient is not; PSGD wants it to be"
         )

@@ -1,50 +1,67 @@
-"""Updates of many tensors at once that a flag on the device can call off: the host never looks at it.
+"""Updates of many tensors of many shapes that a flag on the device can call off: the host never reads the flag.
 
-Torch's fused kernel for SGD, ``p ← p − lr (d + decay p)`` or nothing, reads and writes each tensor once, also where the
-flag says that what it reads is not finite. A running average is the same with other signs.
+Torch's fused SGD kernel, ``p ← p − lr (d + decay p)`` or nothing, reads and writes each tensor once, and writes nothing
+if the flag says that what it reads is not finite. A running average is the same kernel with other signs.
+``tensor_table`` has Triton kernels that do the same for tensors known by their addresses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from .real import as_real
 
-def subtract_(targets: list[Tensor], steps: list[Tensor], decay: float, usable: Mapping[torch.device, Tensor]) -> None:
-    """``target ← target − (step + decay · target)`` for all pairs, where ``usable``; the steps may be overwritten.
+#: for each device a flag: whether a step is to be taken
+Flags = Mapping[torch.device, Tensor]
+
+
+def subtract_(thetas: list[Tensor], steps: list[Tensor], decays: Sequence[float | Tensor], ok: Flags) -> None:
+    """``θ ← θ − (step + decay · θ)`` for all tensors if ``ok``; the steps may be overwritten.
 
     One call moves all tensors: an interrupt or a failure finds all of them moved, or none.
+
+    Args:
+        thetas: parameters
+        steps: as many arrays of their shapes
+        decays: a number for each parameter, which may be on its device
+        ok: a flag for each device
     """
-    if not targets:
+    if not thetas:
         return
-    if can_fuse(targets, steps):
-        _fused_(targets, steps, 1.0, decay, usable[targets[0].device])
+    decay = decays[0]
+    if isinstance(decay, Tensor) or any(isinstance(d, Tensor) or d != decay for d in decays[1:]):
+        for theta, step, d in zip(thetas, steps, decays, strict=True):
+            step += theta.to(step.dtype) * d
+        decay = 0.0
+    if can_fuse(thetas, steps):
+        _fused_(thetas, steps, 1.0, decay, ok[thetas[0].device])
         return
     if decay:
-        torch._foreach_add_(steps, [t.to(s.dtype) for t, s in zip(targets, steps, strict=True)], alpha=decay)
+        torch._foreach_add_(steps, [t.to(s.dtype) for t, s in zip(thetas, steps, strict=True)], alpha=decay)
     for step in steps:
-        step.masked_fill_(~usable[step.device], 0)
-    torch._foreach_sub_(targets, steps)
+        step.masked_fill_(~ok[step.device], 0)
+    torch._foreach_sub_(thetas, steps)
 
 
-def average_(means: list[Tensor], values: list[Tensor], weight: float, usable: Tensor) -> None:
-    """``mean ← mean + weight (value − mean)`` for all pairs that ``can_fuse``, where ``usable``."""
-    _fused_(means, values, -weight, -1.0, usable)
+def average_(means: list[Tensor], values: list[Tensor], weight: float, ok: Tensor) -> None:
+    """``mean ← mean + weight (value − mean)`` for all tensors if ``ok``; only for tensors that ``can_fuse``."""
+    _fused_(means, values, -weight, -1.0, ok)
 
 
 def can_fuse(targets: list[Tensor], values: list[Tensor]) -> bool:
-    """The kernel wants one dtype and device, and takes the elements in the order in which they lie in memory."""
-    dtype, device = targets[0].dtype, targets[0].device
-    both = [*targets, *values]
-    kinds = {(t.dtype, t.is_contiguous()) for t in both}
+    """Whether the fused kernel applies: it wants one dtype and device, and elements in the order of memory."""
+    first = targets[0]
+    dtype, device = first.dtype, first.device
     # On a CPU the kernel is wrong in half precision (torch 2.13).
-    known = device.type == "cuda" or (device.type == "cpu" and dtype in (torch.float32, torch.float64))
-    return known and kinds == {(dtype, True)} and {t.device for t in both} == {device}
+    if not (device.type == "cuda" or (device.type == "cpu" and dtype in (torch.float32, torch.float64))):
+        return False
+    return all(t.dtype == dtype and t.device == device and t.is_contiguous() for t in (*targets, *values))
 
 
-def _fused_(targets: list[Tensor], values: list[Tensor], lr: float, decay: float, usable: Tensor) -> None:
+def _fused_(targets: list[Tensor], values: list[Tensor], lr: float, decay: float, ok: Tensor) -> None:
     torch._fused_sgd_(
         targets,
         values,
@@ -57,5 +74,25 @@ def _fused_(targets: list[Tensor], values: list[Tensor], lr: float, decay: float
         maximize=False,
         is_first_step=False,
         grad_scale=None,
-        found_inf=(~usable).to(torch.float32),
+        found_inf=(~ok).to(torch.float32),
     )
+
+
+def all_finite(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Flags that are true if all elements are finite, one for each device and dtype."""
+    tensors = [t for t in tensors if t.numel() > 0]  # a rank's part of a small parameter may be empty
+    kinds = {(t.device, t.dtype) for t in tensors}
+    alike = [tensors] if len(kinds) == 1 else [[t for t in tensors if (t.device, t.dtype) == kind] for kind in kinds]
+    # Neither infinite nor NaN, which compares as false.
+    return [torch.stack(_witnesses([as_real(t) for t in same])).abs().amax() < torch.inf for same in alike]
+
+
+def _witnesses(tensors: list[Tensor]) -> tuple[Tensor, ...] | list[Tensor]:
+    """A number for each tensor that is finite if all of its elements are.
+
+    On a CPU it is the sum, which costs a tenth of the time; it overflows only where a step would too.
+    """
+    if tensors[0].device.type == "cpu":
+        wide = torch.promote_types(tensors[0].dtype, torch.float32)
+        return [t.sum(dtype=wide) for t in tensors]
+    return torch._foreach_norm(tensors, torch.inf)  # the largest absolute value; a single kernel for all

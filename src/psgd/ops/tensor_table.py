@@ -8,13 +8,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .addresses import Addresses
 from .factors import CHUNK
 from .streams import sent
 from .triton import DTYPES, jit, multiple, tl, trial, wide
 
 
-class Table:
+class Addresses:
+    """Device array of tensor addresses that a recorded graph reads; the array itself stays at its place."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self.place = torch.zeros(count, dtype=torch.int64, device=device)
+        self._last: list[int] = []
+        #: whether 16 bytes can be read at once at all of them
+        self.aligned = False
+
+    def point(self, addresses: list[int]) -> None:
+        """Replace the addresses, without making the host wait."""
+        if addresses != self._last:
+            self.place.copy_(sent(torch.tensor(addresses, dtype=torch.int64, device="cpu"), self.place.device))
+            self._last = addresses
+            self.aligned = all(address % 16 == 0 for address in addresses)
+
+
+class TensorTable:
     """Where the parameters lie, and their directions in one buffer.
 
     Args:
@@ -215,9 +231,9 @@ def _try_average(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> 
     table.average_(here, here, torch.float32, zero, zero > 0)
 
 
-def _small(device: torch.device) -> tuple[Table, Addresses, Tensor]:
+def _small(device: torch.device) -> tuple[TensorTable, Addresses, Tensor]:
     """Of a parameter that is not kept: whoever moves it must say that it is not usable."""
     theta = torch.ones(256, device=device)
     here = Addresses(1, device)
     here.point([theta.data_ptr()])
-    return Table([theta], [0], [(0, 1, 256)]), here, torch.zeros(1, device=device)
+    return TensorTable([theta], [0], [(0, 1, 256)]), here, torch.zeros(1, device=device)

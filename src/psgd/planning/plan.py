@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 from ..blocks import Blocks, PerTensor
 from ..engine.stack import Stack
 from ..groups import Kronecker, Structure
-from ..groups.diagonal import DiagonalFactor
 from ..optimizer import PSGD
 from ..probes import Whitening
 from ..ranks.assign import assign, cost_of
@@ -78,7 +77,7 @@ def plan(
         momentum=0.9 if momentum else 0.0,
         update_every=update_every,
     ).stacks
-    for structure in _ever_smaller(preconditioner, stacks):
+    for structure in (preconditioner, *preconditioner.smaller(stack.group for stack in stacks)):
         found = _planned(structure, stacks, names, world_size, update_every)
         if found.bytes_per_rank <= most:
             return found
@@ -96,20 +95,6 @@ def _bytes(budget: Any) -> float:
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ValueError(f"budget={budget!r}: plan wants a number of bytes, a text such as '8 GiB', or None")
     return size
-
-
-def _ever_smaller(structure: Structure, stacks: Sequence[Stack]) -> Iterator[Structure]:
-    """The structure itself, then with ever shorter axes the longest that are dense, and last with none."""
-    yield structure
-    if isinstance(structure, Kronecker):
-        dense = {
-            n
-            for stack in stacks
-            for n, factor in zip(stack.group.dims, stack.group.factors, strict=True)
-            if not isinstance(factor, DiagonalFactor)
-        }
-        for n in [*sorted(dense, reverse=True)[1:], 0] if dense else []:
-            yield replace(structure, max_dense=n)
 
 
 def _planned(

@@ -1,8 +1,21 @@
 """Where a pair ``(δθ, δg)`` comes from: a probe measures it, and fits ``Q`` to what it measured."""
 
-from .base import Evaluation, Noise, Probe
+from .base import Average, Evaluation, Measured, Noise, Probe
 from .finite_difference import FiniteDifference
 from .hessian_vector import HessianVector
+from .noise import Noise as Draw
+from .restore import Gradients
 from .whitening import Whitening
 
-__all__ = ["Evaluation", "FiniteDifference", "HessianVector", "Noise", "Probe", "Whitening"]
+__all__ = [
+    "Average",
+    "Draw",
+    "Evaluation",
+    "FiniteDifference",
+    "Gradients",
+    "HessianVector",
+    "Measured",
+    "Noise",
+    "Probe",
+    "Whitening",
+]

@@ -1,27 +1,26 @@
-"""Where a pair ``(δθ, δg)`` comes from.
-
-A probe evaluates loss and gradients once for the step of the parameters and, where a preconditioner is to be updated,
-measures how the gradients change.
-"""
+"""What a probe is: it measures gradients and pairs ``(δθ, δg)``, and fits ``Q`` to what it measured."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..ops.distributed import average_, is_divided, several_ranks
-from ..tangent import largest
+from ..criteria import WITHOUT_SOLVES, Criterion
+from ..groups.base import Groups, Preconditioned
+from ..ops.distributed import average_, is_dtensor, several_ranks
+from ..tangent import Tangent, largest
 from .closures import Closure
 from .restore import Gradients
 
-#: standard normal numbers of the shape and dtype of ``real(parameter)``, for the parameter at a position
+#: standard normal numbers of the shape and dtype of ``as_real(parameter)``, for the parameter at a position
 Noise = Callable[[int], Tensor]
 
 
@@ -34,11 +33,60 @@ class Evaluation:
     pairs: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
-class Probe(ABC):
-    """Evaluates gradients and measures pairs.
+class Average:
+    """Averaged gradients of the blocks of a bucket, or the gradients themselves.
 
     Args:
-        damping: the curvature, relative to the largest seen in a block, below which it counts as noise. Where the
+        pack: returns for each group of ``Q`` an array ``(B, *shape)``; called when they are first needed
+        weight: for each block the sum of the weights of its average, which divides it; None for gradients
+    """
+
+    def __init__(self, pack: Callable[[], list[Tensor]], weight: Tensor | None) -> None:
+        self._pack = pack
+        self.weight = weight
+
+    @cached_property
+    def arrays(self) -> list[Tensor]:
+        """For each group of ``Q`` an array ``(B, *shape)``."""
+        return self._pack()
+
+    def unbiased(self) -> Iterator[Tensor]:
+        """``m / weight``: an average that is right from the first step on."""
+        if self.weight is None:
+            yield from self.arrays
+            return
+        for m, w in zip(self.arrays, self.weight.split([len(m) for m in self.arrays]), strict=True):
+            yield m / w.view(-1, *[1] * (m.ndim - 1))
+
+
+@dataclass
+class Measured:
+    """What one step knows about the blocks of a bucket: arrays ``(B, *shape)``, one for each group of ``Q``.
+
+    Args:
+        average: averaged gradients
+        gradients: returns the gradients
+        pairs: ``[δθ, δg]`` for each group, made when asked for; whoever takes them owns them
+        noise: standard normal numbers for each group, made when asked for
+        sign: −1 for a loss that is maximised, else 1
+        chores: what the probe said about this update, see ``Probe.chores``
+        outs: returns for each group where ``P g`` is to be, or None
+    """
+
+    average: Average
+    gradients: Callable[[], list[Tensor]]
+    pairs: Iterator[list[Tensor]]
+    noise: Iterator[Tensor]
+    sign: float
+    chores: Hashable
+    outs: Callable[[], list[Tensor | None]]
+
+
+class Probe(ABC):
+    """Measures gradients and pairs, and fits ``Q`` to them.
+
+    Args:
+        damping: the curvature, relative to the largest seen in a block, below which it counts as noise. If the
             gradient does not depend on a direction at all, it bounds ``P`` by the inverse of this curvature. The
             default, ``eps ** 0.75`` of the preconditioner's dtype, lies between what rounding hides from an exact
             product (``eps``) and from a finite difference (``eps ** 0.5``).
@@ -49,13 +97,22 @@ class Probe(ABC):
             raise ValueError(f"damping={damping!r}: {type(self).__name__} wants a number in [0, 1), or None")
         self.damping = damping
 
-    #: ranks that gradients are averaged over, where the probe finds them by itself
+    #: process group whose ranks gradients are averaged over, for probes that find gradients by themselves
     group: Any = None
     _warned = False
     #: whether ``step`` must be given a closure
     needs_closure: bool = True
-    #: what PSGD takes where it is not told otherwise
+    #: whether that closure only returns the loss, instead of calling ``backward`` too
+    forward_only: bool = False
+    #: whether the closure is called twice for a mini-batch
+    calls_twice: bool = False
+    #: whether ``Q`` is fitted to gradients instead of their changes
+    whitens: bool = False
+    #: whether that is to averaged gradients
+    of_average: bool = False
+    #: default of ``PSGD(momentum=…)``
     momentum: float = 0.0
+    #: default of ``PSGD(max_rms=…)``
     max_rms: float = math.inf
 
     @abstractmethod
@@ -72,8 +129,47 @@ class Probe(ABC):
             start: the gradients as they were before the step
         """
 
+    def fit_(self, Q: Groups, measured: Measured, criterion: Criterion, lr: float, ok: Tensor) -> Preconditioned | None:
+        """``Q ← (I − lr / ‖∇E‖ · ∇E) Q``, with ``∇E`` from the measured pairs.
+
+        Args:
+            Q: all ``Q`` of a bucket
+            measured: what was measured of its blocks
+            criterion: what ``P`` is fitted to
+            lr: step size of ``Q``
+            ok: whether there is a step at all
+
+        Returns:
+            ``P`` of before the update times the average, for probes that find it on the way; else None
+        """
+        self.descend_(Q, measured.pairs, measured.sign, criterion, lr, ok)
+        return None
+
+    def descend_(
+        self, Q: Groups, pairs: Iterable[list[Tensor]], sign: float, criterion: Criterion, lr: float, ok: Tensor
+    ) -> None:
+        """Move ``Q`` one step along what pairs ``[δθ, δg]`` say of each group, damped."""
+
+        def tangents() -> Iterator[tuple[Tangent, Tensor]]:
+            for group, pair in zip(Q.groups, pairs, strict=True):
+                if sign != 1:
+                    pair[1] = pair[1] * sign
+                pair[1], informative = self.damp(*pair)
+                # Popped, they belong to the criterion alone, which lets go of each as soon as it is done with it.
+                yield criterion(group, pair.pop(0).to(Q.dtype), pair.pop(0).to(Q.dtype)), informative
+
+        Q.descend_(tangents(), lr, ok)
+
+    def chores(self, step: int, lr: float) -> Hashable:
+        """What else an update of ``Q`` at this step does, known before it begins: part of the key of a recording."""
+        return None
+
+    def recordable(self, criterion: Criterion) -> bool:
+        """Whether ``fit_`` does the same work at every step, without random numbers and without the host."""
+        return criterion in WITHOUT_SOLVES and type(self).damp is Probe.damp and type(self).fit_ is Probe.fit_
+
     def average_(self, evaluation: Evaluation) -> None:
-        """Take the means of gradients and of their changes over the ranks of a group.
+        """Average gradients and their changes over the ranks of ``group``.
 
         For probes that find gradients by themselves: nobody else, such as ``DistributedDataParallel``, sees those.
         """
@@ -105,20 +201,21 @@ class Probe(ABC):
         return torch.addcmul(dgrad, dtheta, ratio.view(-1, *[1] * (dgrad.ndim - 1))), informative
 
     def relative_damping(self, dtype: torch.dtype) -> float:
-        """The damping that was asked for, or the default for a preconditioner of this dtype."""
+        """Damping that was asked for, or the default for a preconditioner of this dtype."""
         return float(torch.finfo(dtype).eps) ** 0.75 if self.damping is None else self.damping
 
     def __repr__(self) -> str:
         options = ", ".join(
             f"{k}={v if not isinstance(v, nn.Module) else type(v).__name__}"
             for k, v in vars(self).items()
-            if v is not None and not (k == "batched" and v is False) and k not in ("group", "_warned")
+            if v is not None and not (k == "batched" and v is False) and k not in ("group", "_warned", "forward_only")
         )
         return f"{type(self).__name__}({options})"
 
 
 def check_whole(params: Iterable[Tensor], who: str) -> None:
-    if any(is_divided(p) for p in params):
+    """Raise if ranks hold only parts of some parameters."""
+    if any(is_dtensor(p) for p in params):
         raise ValueError(
             f"params: ranks hold only parts of them; {who} wants whole ones (FiniteDifference(), whose closure calls "
             "backward, and Whitening() take both)"

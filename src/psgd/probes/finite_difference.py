@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.distributed import aligned, local
-from ..ops.real import real
+from ..ops.real import as_real
 from . import two_at_once as batched
 from .base import Evaluation, Noise, Probe, check_whole
 from .closures import Closure, evaluate, evaluate_backward, evaluate_forward
@@ -37,6 +37,8 @@ class FiniteDifference(Probe):
         damping: see ``Probe``
     """
 
+    calls_twice = True
+
     def __init__(
         self,
         std: float | None = None,
@@ -58,7 +60,7 @@ class FiniteDifference(Probe):
             raise ValueError(f"module=None: {WHO} wants the torch.nn.Module that the closure evaluates")
         self.std = std
         self.module = module
-        self.batched = bool(batched)
+        self.batched = self.forward_only = bool(batched)
 
     def __call__(
         self, closure: Closure | None, params: Sequence[Tensor], moved: Iterable[int], noise: Noise, start: Gradients
@@ -87,7 +89,7 @@ class FiniteDifference(Probe):
         random_after = RandomState(params)
         buffers = [] if self.module is None else list(self.module.buffers())
         saved_buffers = [b.clone() for b in buffers]
-        thetas = [real(local(params[i].detach())) for i in moved]
+        thetas = [as_real(local(params[i].detach())) for i in moved]
         saved = [theta.clone(memory_format=torch.preserve_format) for theta in thetas]
         try:
             for i, theta in zip(moved, thetas, strict=True):
@@ -101,7 +103,7 @@ class FiniteDifference(Probe):
                 assert grad is not None
                 dgrad = torch.zeros_like(grad) if p.grad is None else p.grad - grad
                 p.grad = None  # lets go of the second gradient at once
-                result.pairs[i] = (theta - old, real(local(aligned(dgrad, p))))
+                result.pairs[i] = (theta - old, as_real(local(aligned(dgrad, p))))
         finally:
             try:
                 torch._foreach_copy_(thetas, saved)
@@ -132,7 +134,7 @@ class FiniteDifference(Probe):
             result = Evaluation(loss.detach(), batched.gradients(loss, params))
             self.average_(result)
             return result
-        thetas = {i: real(params[i].detach()) for i in moved}
+        thetas = {i: as_real(params[i].detach()) for i in moved}
         beside = {i: torch.add(theta, noise(i), alpha=self._std(theta)) for i, theta in thetas.items()}
         start.hide()
         try:

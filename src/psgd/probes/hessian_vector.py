@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.real import like, real
+from ..ops.real import as_real, from_real
 from .base import Evaluation, Noise, Probe, check_whole
 from .closures import Closure, differentiate, evaluate_forward
 from .restore import Gradients
@@ -25,6 +25,8 @@ class HessianVector(Probe):
             closure call the module inside of it.
         damping: see ``Probe``
     """
+
+    forward_only = True
 
     def __init__(self, *, group: Any = None, damping: float | None = None) -> None:
         super().__init__(damping)
@@ -58,9 +60,9 @@ class HessianVector(Probe):
         products: Sequence[Tensor | None] = [None] * len(moved)
         if curved:
             products = differentiate(
-                [g for g, _ in curved], [params[i] for i in moved], [like(g, v) for g, v in curved]
+                [g for g, _ in curved], [params[i] for i in moved], [from_real(v, g) for g, v in curved]
             )
         for i, dtheta, product in zip(moved, dthetas, products, strict=True):
-            result.pairs[i] = (dtheta, torch.zeros_like(dtheta) if product is None else real(product.detach()))
+            result.pairs[i] = (dtheta, torch.zeros_like(dtheta) if product is None else as_real(product.detach()))
         self.average_(result)
         return result

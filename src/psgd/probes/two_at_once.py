@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from ..ops.real import like, real
+from ..ops.real import as_real, from_real
 
 #: what errors call the probe
 WHO = "FiniteDifference(batched=True)"
@@ -52,13 +52,15 @@ def measure(
     """
     torch.clear_autocast_cache()  # it knows nothing of the swapped weights
     try:
-        moved = {i: like(params[i], theta) for i, theta in beside.items()}
+        moved = {i: from_real(theta, params[i]) for i, theta in beside.items()}
         loss, both = _two_gradients(closure, module, params, moved)
     finally:
         torch.clear_autocast_cache()
     grads = [None if (g := both.get(i)) is None else g[0] for i in range(len(params))]
     pairs = {
-        i: (theta - real(params[i].detach()), real(both[i][1] - both[i][0])) for i, theta in beside.items() if i in both
+        i: (theta - as_real(params[i].detach()), as_real(both[i][1] - both[i][0]))
+        for i, theta in beside.items()
+        if i in both
     }
     return loss, grads, pairs
 

@@ -1,13 +1,18 @@
-"""Whitening: a probe that fits ``P`` to the gradients themselves."""
+"""Whitening: ``Q`` is fitted to the gradients themselves, ``P → E[g gᵀ]^(−1/2)``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
-from .base import Evaluation, Noise, Probe
+from ..criteria import IN_EXPECTATION, Criterion
+from ..groups.base import Groups, Preconditioned
+from ..groups.inverse_free import Chores
+from .base import Evaluation, Measured, Noise, Probe
 from .closures import Closure, evaluate_backward
+from .noise import mix
 from .restore import Gradients
 
 
@@ -29,6 +34,7 @@ class Whitening(Probe):
     """
 
     needs_closure = False
+    whitens = True
     momentum = 0.9
     max_rms = 1.1
 
@@ -46,3 +52,37 @@ class Whitening(Probe):
             start.save()
             loss = evaluate_backward(closure, params, "Whitening")
         return Evaluation(loss, [p.grad for p in params])
+
+    def fit_(self, Q: Groups, measured: Measured, criterion: Criterion, lr: float, ok: Tensor) -> Preconditioned | None:
+        """Fit ``Q`` to the pair ``(v, g)``: in expectation over ``v ~ N(0, I)`` if ``Q`` can, else for one ``v``."""
+        average = measured.average
+        of_average = self.of_average or average.weight is None
+        if Q.whitens and criterion in IN_EXPECTATION:
+            chores = measured.chores
+            assert isinstance(chores, Chores)
+            whitened = Q.whiten_(
+                [g.to(Q.dtype) for g in (average.arrays if of_average else measured.gradients())],
+                lr,
+                self.relative_damping(Q.dtype) * chores.damping,
+                ok,
+                average.weight if of_average else None,
+                tidy=chores.tidy,
+                outs=measured.outs() if of_average else None,
+            )
+            return whitened if of_average else None
+        gs = average.unbiased() if of_average else iter(measured.gradients())
+        # Without names of their own, so that nothing but the pair holds these arrays.
+        pairs = ([next(measured.noise), next(gs)] for _ in Q.groups)
+        self.descend_(Q, pairs, measured.sign, criterion, lr, ok)
+        return None
+
+    def chores(self, step: int, lr: float) -> Chores:
+        """All chores if a user captures the step, which may be the only one; else in an order that looks random.
+
+        So no schedule of updates can miss any of them.
+        """
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        return Chores.all() if capturing else Chores.of(mix(step), lr)
+
+    def recordable(self, criterion: Criterion) -> bool:
+        return criterion in IN_EXPECTATION

@@ -1,87 +1,170 @@
 """Ranks that share the blocks of an optimizer: each keeps ``Q`` of its own blocks, and sends their steps to the others.
 
 Parameters may be the same on all ranks, as with ``DistributedDataParallel``, or ``DTensor``s, of which each rank holds
-a part, as with ``fully_shard``. In both cases whole gradients are preconditioned, never parts of them, so the result
-does not depend on how parameters are divided.
+a part, as with ``fully_shard``.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..ops.distributed import is_divided
+from ..ops.distributed import aligned, is_dtensor, local
+from ..ops.parameters import Flags, all_finite, subtract_
+from ..ops.real import as_real, precise_dtype
+from .assign import assign
+from .base import Alone, Caught, Grads, Moves, Pairs, Ranks
+from .dtensor import Shards
+
+T = TypeVar("T")
 
 
-def _slices(t: Tensor) -> tuple[slice, ...]:
-    """What of a divided tensor is here."""
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    placements = t.placements  # type: ignore[attr-defined]
-    if t.is_complex() or not all(type(p) in (Replicate, Shard) for p in placements):
+def ranks_of(shard: Any, params: Sequence[Any]) -> Ranks:
+    """The ranks that ``shard`` names, or else those that hold parts of the parameters; else this process alone."""
+    tensors = [p for p in params if isinstance(p, Tensor)]
+    meshes = list(dict.fromkeys(p.device_mesh for p in tensors if is_dtensor(p)))  # type: ignore[attr-defined]
+    if shard is None and not meshes:
+        return Alone()
+    if len(meshes) > 1:
+        raise ValueError(f"params: they are divided over {meshes[0]} and over {meshes[1]}; PSGD wants one mesh")
+    group = _group(meshes[0] if shard is None else shard)
+    if meshes and sorted(dist.get_process_group_ranks(group)) != sorted(meshes[0].mesh.flatten().tolist()):
         raise ValueError(
-            f"params: one of {t.dtype} and of shape {tuple(t.shape)} is divided as {placements}; PSGD wants real ones, "
-            "and of each one piece on a rank (Shard and Replicate)"
+            f"shard={shard!r}: its ranks are {dist.get_process_group_ranks(group)}, but the parameters are divided "
+            f"over {meshes[0]}; PSGD wants the same ranks, or shard=None"
         )
-    shape, offset = compute_local_shape_and_global_offset(t.shape, t.device_mesh, placements)  # type: ignore[attr-defined]
-    return tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
+    return Team(group, tensors[0].device)
 
 
-class Team:
+class Team(Ranks):
     """The ranks of a process group.
 
     Args:
         group: the process group
-        device: of what is sent
+        device: device of what is sent
     """
+
+    recordable = False
+    has_all = False
 
     def __init__(self, group: Any, device: torch.device) -> None:
         self.group = group
         self.device = device
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        self.reset()
 
-    @classmethod
-    def of(cls, shard: Any, params: Sequence[Any]) -> Team | None:
-        """Those that ``shard`` names, or else those that hold parts of the parameters; None where there is no one."""
-        tensors = [p for p in params if isinstance(p, Tensor)]
-        meshes = list(dict.fromkeys(p.device_mesh for p in tensors if is_divided(p)))  # type: ignore[attr-defined]
-        if shard is None and not meshes:
-            return None
-        if len(meshes) > 1:
-            raise ValueError(f"params: they are divided over {meshes[0]} and over {meshes[1]}; PSGD wants one mesh")
-        group = _group(meshes[0] if shard is None else shard)
-        if meshes and sorted(dist.get_process_group_ranks(group)) != sorted(meshes[0].mesh.flatten().tolist()):
-            raise ValueError(
-                f"shard={shard!r}: its ranks are {dist.get_process_group_ranks(group)}, but the parameters are divided "
-                f"over {meshes[0]}; PSGD wants the same ranks, or shard=None"
-            )
-        return cls(group, tensors[0].device)
+    def reset(self) -> None:
+        #: for each position the rank that has the block of the parameter
+        self.owners: dict[int, int] = {}
+        #: cost of a step for each rank
+        self.busy = [0.0] * self.size
+        self._shards: Shards | None = None
+        #: positions of the parameters that move in this step, on all ranks
+        self._moving: list[int] = []
 
-    def all_true(self, flag: Tensor) -> Tensor:
-        """Whether a flag is true on all ranks."""
-        number = flag.to(self.device, torch.float32)
-        dist.all_reduce(number, dist.ReduceOp.MIN, group=self.group)
-        return (number > 0).to(flag.device)
+    def keep(self, blocks: Sequence[T], positions: Callable[[T], Sequence[int]], cost: Callable[[T], float]) -> list[T]:
+        costs = [cost(block) for block in blocks]
+        owners = assign(costs, self.size, self.busy)
+        for block, each, owner in zip(blocks, costs, owners, strict=True):
+            self.busy[owner] += each
+            self.owners.update(dict.fromkeys(positions(block), owner))
+        self._shards = None
+        return [block for block, owner in zip(blocks, owners, strict=True) if owner == self.rank]
 
-    def sum(self, values: Tensor) -> Tensor:
-        total = values.to(self.device, copy=True)
-        dist.all_reduce(total, group=self.group)
-        return total.to(values.device)
+    def catch(self) -> Caught:
+        return Caught(keep=True)
 
-    def same(self, what: str, value: Any, advice: str, error: Exception | None = None) -> None:
+    def owns(self, position: int) -> bool:
+        return self.owners.get(position, self.rank) == self.rank
+
+    def deciding_loss(self, loss: Any) -> Any:
+        return loss
+
+    def align(self, grads: Grads, params: Sequence[Tensor]) -> Grads:
+        return {i: aligned(grad, params[i]) for i, grad in sorted(grads.items())}
+
+    def gather(self, grads: Grads, pairs: Pairs, params: Sequence[Tensor]) -> tuple[Grads, Pairs, list[Tensor]]:
+        flags = all_finite(map(local, grads.values()))
+        self._moving = sorted(grads)
+        mine = {i: grad for i, grad in grads.items() if self.owners[i] == self.rank}
+        measured = {i: pair for i, pair in pairs.items() if self.owners[i] == self.rank}
+        parts = {i: [local(t) for t in (grads[i], *pairs.get(i, ()))] for i in self._moving if is_dtensor(params[i])}
+        if parts:
+            del grads
+            pairs.clear()
+            dtype = precise_dtype([params[i] for i in parts])
+            for i, (grad, *pair) in self._sharded(params).collect(parts, dtype).items():
+                mine[i] = grad
+                if pair:
+                    measured[i] = (pair[0], pair[1])
+        return mine, measured, flags
+
+    def _sharded(self, params: Sequence[Tensor]) -> Shards:
+        if self._shards is None:
+            mine = {i: p for i, p in enumerate(params) if is_dtensor(p) and i in self.owners}
+            self._shards = Shards(self, mine, self.owners)
+        return self._shards
+
+    def all_true(self, ok: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
+        together = {}
+        for device, flag in ok.items():
+            number = flag.to(self.device, torch.float32)
+            dist.all_reduce(number, dist.ReduceOp.MIN, group=self.group)
+            together[device] = (number > 0).to(flag.device)
+        return together
+
+    def length(self, mine: Tensor) -> Tensor:
+        square = mine.to(torch.float64).square().to(self.device, copy=True)
+        dist.all_reduce(square, group=self.group)
+        return square.to(mine.device).sqrt()
+
+    def move_(
+        self, moves: Moves, params: Sequence[Tensor], group_of: Sequence[int], given: Collection[int], ok: Flags
+    ) -> None:
+        """Send the steps of this rank's blocks to the others, and move all parameters by those of all."""
+
+        def subtract(steps: Mapping[int, Tensor]) -> None:
+            thetas = [as_real(local(params[i])) for i in steps]
+            subtract_(thetas, list(steps.values()), [moves.decays[group_of[i]] for i in steps], ok)
+
+        mine = dict(moves.steps())
+        dtype = precise_dtype([params[i] for i in self._moving])
+        divided = [i for i in self._moving if is_dtensor(params[i])]
+        if divided:
+            here = {i: mine[i] for i in divided if i in mine}
+            subtract(self._sharded(params).deliver(here, divided, dtype))
+        owners = {i: self.owners[i] for i in self._moving if not is_dtensor(params[i])}
+        shapes = {i: as_real(params[i]).shape for i in owners}
+        for steps in self.broadcast(mine, owners, shapes, dtype) if owners else ():
+            subtract(steps)
+
+    def own_part(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not isinstance(saved.get("state"), dict):
+            return saved
+        ids = [key for group in saved["param_groups"] for key in group["params"]]
+        others = {key for i, key in enumerate(ids) if not self.owns(i)}
+        state = {
+            key: {k: v for k, v in entries.items() if k in ("step", "skipped")} if key in others else entries
+            for key, entries in saved["state"].items()
+        }
+        return {**saved, "state": state}
+
+    def check_copy(self) -> None:
+        raise TypeError("PSGD: ranks share this one, so it cannot be copied or pickled; use its state_dict()")
+
+    def same(self, what: str, value: Callable[[], Any], advice: str, error: Exception | None = None) -> None:
         """Raise on all ranks unless all have the same value, told by its ``repr``; the host waits for it.
 
         A rank that has an error raises that; its value must differ from those of the others.
         """
-        digest = int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:7], "big")
+        told = (value(), sorted(self.owners.items()), error and self.rank)
+        digest = int.from_bytes(hashlib.sha256(repr(told).encode()).digest()[:7], "big")
         both = torch.tensor([digest, -digest], dtype=torch.int64, device=self.device)
         dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
         largest, least = both.tolist()
@@ -141,66 +224,6 @@ class Team:
                 work.wait()
             parts = flat.split([shapes[i].numel() for i in positions[rank]])
             yield {i: part.view(shapes[i]) for i, part in zip(positions[rank], parts, strict=True)}
-
-
-class Divided:
-    """Parameters of which each rank holds a part, while one has the block that they belong to.
-
-    Args:
-        team: the ranks
-        params: by position
-        owners: by position the rank that has the block
-    """
-
-    def __init__(self, team: Team, params: Mapping[int, Tensor], owners: Mapping[int, int]) -> None:
-        self.team = team
-        self.owners = owners
-        self.shapes = {i: p.shape for i, p in params.items()}
-        everyone: list[Any] = [None] * team.size
-        dist.all_gather_object(everyone, {i: _slices(p) for i, p in params.items()}, group=team.group)
-        #: by rank and position, what it holds
-        self.parts: list[dict[int, tuple[slice, ...]]] = everyone
-        #: by rank, what it sends to the owner: of copies only one is sent
-        self.sends: list[set[int]] = []
-        for rank, held in enumerate(self.parts):
-            before = self.parts[:rank]
-            self.sends.append({i for i, part in held.items() if all(parts[i] != part for parts in before)})
-
-    def collect(self, parts: Mapping[int, Sequence[Tensor]], dtype: torch.dtype) -> dict[int, list[Tensor]]:
-        """Whole tensors for the blocks of this rank, from the parts of several tensors on all ranks."""
-        team = self.team
-        outgoing: list[list[Tensor]] = [[] for _ in range(team.size)]
-        for i in sorted(parts):
-            if i in self.sends[team.rank]:
-                outgoing[self.owners[i]] += parts[i]
-        mine = [i for i in sorted(parts) if self.owners[i] == team.rank]
-        pieces = [[(i, k) for i in mine if i in sent for k in range(len(parts[i]))] for sent in self.sends]
-        counts = [sum(_numel(self.parts[rank][i]) for i, _ in from_rank) for rank, from_rank in enumerate(pieces)]
-        whole = {i: [torch.empty(self.shapes[i], dtype=dtype, device=team.device) for _ in parts[i]] for i in mine}
-        for rank, received in enumerate(team.exchange(outgoing, counts, dtype)):
-            held = self.parts[rank]
-            sizes = [_numel(held[i]) for i, _ in pieces[rank]]
-            for (i, k), piece in zip(pieces[rank], received.split(sizes), strict=True):
-                target = whole[i][k][held[i]]
-                target.copy_(piece.view(target.shape))
-        return whole
-
-    def deliver(self, mine: Mapping[int, Tensor], moving: Sequence[int], dtype: torch.dtype) -> dict[int, Tensor]:
-        """The parts that belong here of whole tensors that other ranks have."""
-        team = self.team
-        here = self.parts[team.rank]
-        outgoing = [[mine[i][held[i]] for i in moving if i in mine] for held in self.parts]
-        coming = [[i for i in moving if self.owners[i] == rank] for rank in range(team.size)]
-        counts = [sum(_numel(here[i]) for i in from_rank) for from_rank in coming]
-        found: dict[int, Tensor] = {}
-        for from_rank, received in zip(coming, team.exchange(outgoing, counts, dtype), strict=True):
-            for i, piece in zip(from_rank, received.split([_numel(here[i]) for i in from_rank]), strict=True):
-                found[i] = piece.view([s.stop - s.start for s in here[i]])
-        return found
-
-
-def _numel(part: tuple[slice, ...]) -> int:
-    return math.prod(s.stop - s.start for s in part)
 
 
 def _group(shard: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -104,3 +105,8 @@ def _checked_entries(entries: Mapping[str, Any], right: Mapping[str, Tensor], wh
     if ("momentum" in copies) != ("momentum_weight" in copies):
         raise ValueError(f"{where}['momentum']: it comes with 'momentum_weight', or not at all")
     return copies
+
+
+def copied(state: Mapping[Tensor, Mapping[str, Tensor]]) -> defaultdict[Tensor, dict[str, Tensor]]:
+    """Copies of all tensors of a state: each view of a stack would carry the whole stack along."""
+    return defaultdict(dict, {p: {k: v.clone() for k, v in entries.items()} for p, entries in state.items()})

@@ -57,6 +57,44 @@ def normalization(value: Any, structure: Structure) -> Any:
     return value
 
 
+def param_groups(params: Any) -> list[Any]:
+    """Parameters, named parameters or param groups in a list: what can be gone through once is needed more often."""
+    if isinstance(params, Tensor) or not isinstance(params, Iterable):
+        raise TypeError(f"params={params!r}: PSGD wants an iterable of tensors or of param groups")
+    groups = [_listed(item) if isinstance(item, dict) else item for item in params]
+    if not groups:
+        raise ValueError("params=[]: PSGD wants at least one parameter")
+    return groups
+
+
+def param_group(group: Any, choices: Collection[str], where: str) -> dict[str, Any]:
+    """A param group with its parameters in a list, without options that are for all parameters together."""
+    if not isinstance(group, dict):
+        raise TypeError(f"param_group={group!r}: PSGD wants a dict with the key 'params'")
+    if "params" not in group:
+        raise ValueError(f"param_group with the keys {list(group)}: PSGD wants the key 'params' too")
+    for name in choices:
+        if name in group:
+            raise ValueError(
+                f"{name}={group[name]!r}{where}: PSGD takes it for all parameters together; use another optimizer"
+            )
+    return _listed(group)
+
+
+def _listed(group: dict[str, Any]) -> dict[str, Any]:
+    """A param group with its parameters in a list; what torch refuses is left to it."""
+    params = group.get("params")
+    if isinstance(params, Iterable) and not isinstance(params, (Tensor, set)):
+        return {**group, "params": list(params)}
+    return dict(group)
+
+
+def all_tensors(params: Sequence[Any]) -> list[Any]:
+    """The tensors among parameters, named parameters or param groups."""
+    groups = [item.get("params", []) if isinstance(item, dict) else [item] for item in params]
+    return [tensor for group in groups for tensor in tensors_of(group)]
+
+
 def tensors_of(params: Any) -> list[Any]:
     """The tensors among what a param group may hold: a tensor, tensors, or pairs of a name and a tensor."""
     return [params] if isinstance(params, Tensor) else [p[1] if isinstance(p, tuple) else p for p in params]

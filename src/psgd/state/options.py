@@ -7,7 +7,6 @@ import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 
@@ -23,7 +22,7 @@ def _rate(value: Any) -> bool:
     if isinstance(value, Tensor):
         if value.numel() != 1 or value.is_complex():
             return False
-        if value.device.type != "cpu":  # looking at it would make the host wait: `rate_is_usable` does it there
+        if value.device.type != "cpu":  # reading it would make the host wait: `flags.rate_is_valid` checks it there
             return True
         value = value.item()
     return _number(value) and 0 <= value < math.inf
@@ -52,30 +51,3 @@ def check(options: Mapping[str, Any], where: str = "") -> None:
             raise ValueError(f"{name}{where}: missing; PSGD wants {right}")
         if not allowed(options[name]):
             raise ValueError(f"{name}={options[name]!r}{where}: PSGD wants {right}")
-
-
-def is_due(options: Mapping[str, Any], step: int) -> bool:
-    """Whether ``Q`` is updated at a step: each step at first, then ever fewer, and after ``update_anneal`` steps every
-    ``update_every``-th.
-
-    The rate falls exponentially from 1 to ``1 / update_every``; an update is due where its sum passes a whole number.
-
-    >>> [step for step in range(60) if is_due({"update_every": 10, "update_anneal": 30}, step)]
-    [0, 1, 2, 3, 4, 6, 8, 10, 12, 15, 19, 24, 32, 42, 52]
-    """
-    every, anneal = options["update_every"], options["update_anneal"]
-    if every == 1 or anneal == 0:
-        return bool(step % every == 0)
-
-    def updates_before(t: int) -> float:
-        within = min(t, anneal)
-        return anneal / math.log(every) * (1 - every ** (-within / anneal)) + (t - within) / every
-
-    return step == 0 or math.floor(updates_before(step + 1)) > math.floor(updates_before(step))
-
-
-def rate_is_usable(lr: Any) -> Tensor | None:
-    """For a step size that lives on a device: whether it is a finite number of at least 0, without looking at it."""
-    if isinstance(lr, Tensor) and lr.device.type != "cpu":
-        return (torch.isfinite(lr) & (lr >= 0)).reshape(())
-    return None

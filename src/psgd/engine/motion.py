@@ -1,0 +1,108 @@
+"""The step of the parameters: ``θ ← θ − (rate · d + decay · θ)``, for all buckets at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops import parameters
+from ..ops.parameters import Flags
+from ..ops.real import as_real
+from .bucket import Bucket, Direction
+
+Options = Mapping[str, Any]
+
+
+class Motion:
+    """Directions of all buckets and the rate of each block: ``lr``, less for ``max_rms`` and ``max_norm``.
+
+    Args:
+        buckets: all buckets of a step
+        directions: for each bucket
+        groups: the param groups
+        total_length: gives the length of the directions of all ranks from that of this rank
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        directions: Sequence[Direction],
+        groups: Sequence[Options],
+        total_length: Callable[[Tensor], Tensor],
+    ) -> None:
+        self.buckets, self.directions = buckets, directions
+        mine = [groups[bucket.group] for bucket in buckets]
+        lengths = [direction.length for direction in directions]
+        each = zip(buckets, lengths, mine, strict=True)
+        rates = [bucket.limit_rms(length, own["max_rms"]) for bucket, length, own in each]
+        if any(group["max_norm"] is not None for group in groups):
+            total = total_length(_length([length * rate for length, rate in zip(lengths, rates, strict=True)]))
+            for k, own in enumerate(mine):
+                if own["max_norm"] is not None:
+                    factor = (own["max_norm"] / total.to(rates[k].device)).clamp(max=1)
+                    rates[k] = rates[k] * factor.to(rates[k].dtype)
+        for k, (own, direction) in enumerate(zip(mine, directions, strict=True)):
+            lr = own["lr"].detach().reshape(()) if isinstance(own["lr"], Tensor) else own["lr"]
+            rates[k] = rates[k] * (-lr if own["maximize"] else lr)
+            if direction.divisor is not None:
+                rates[k] = rates[k] / direction.divisor
+        #: for each bucket the rates of its blocks
+        self.rates = rates
+        #: for each param group
+        self.decays = [decay(group) for group in groups]
+
+    def is_finite(self) -> list[Tensor]:
+        """A flag for each bucket: whether the lengths of its directions are finite."""
+        return [direction.length.amax() < torch.inf for direction in self.directions]
+
+    def steps(self) -> Iterator[tuple[int, Tensor]]:
+        """``rate · d`` for each parameter, by position; the directions are used up."""
+        for bucket, direction, rates in zip(self.buckets, self.directions, self.rates, strict=True):
+            for stack, d, rate in zip(bucket.stacks, direction.arrays, bucket.split(rates), strict=True):
+                yield from stack.unpack(d.times(rate, stack.blocks[0].shape, bucket.dtype))
+
+    def apply_(self, params: Sequence[Tensor], group_of: Sequence[int], given: Container[int], ok: Flags) -> None:
+        """Move the parameters that have gradients, if ``ok``: all of them, or none.
+
+        Args:
+            params: all parameters
+            group_of: the param group of each
+            given: positions of those that have gradients
+            ok: a flag for each device
+        """
+        if all(direction.buffer is not None for direction in self.directions):
+            for bucket, direction, rates in zip(self.buckets, self.directions, self.rates, strict=True):
+                _subtract_by_table_(bucket, direction, rates, self.decays[bucket.group], ok[bucket.device])
+            return
+        steps = [(i, step) for i, step in self.steps() if i in given]
+        thetas = [as_real(params[i]) for i, _ in steps]
+        parameters.subtract_(thetas, [step for _, step in steps], [self.decays[group_of[i]] for i, _ in steps], ok)
+
+
+def decay(group: Options) -> float | Tensor:
+    """Decoupled weight decay of one step, ``lr · weight_decay``."""
+    if not group["weight_decay"]:
+        return 0.0
+    lr = group["lr"]
+    return group["weight_decay"] * (lr.detach().reshape(()) if isinstance(lr, Tensor) else lr)
+
+
+def _subtract_by_table_(bucket: Bucket, direction: Direction, rates: Tensor, decay: float | Tensor, ok: Tensor) -> None:
+    assert bucket.table is not None
+    assert direction.buffer is not None
+    one = bucket.ones[:1].to(direction.buffer.dtype)
+    scales = [d.scale.flatten() for d in direction.arrays if d.scale is not None]
+    each = torch.ones_like(rates) * decay
+    bucket.table.subtract_(direction.buffer, torch.cat([one, *scales]), rates.contiguous(), each, ok)
+
+
+def _length(parts: Sequence[Tensor]) -> Tensor:
+    """Length of all blocks as one vector."""
+    if not parts:
+        return torch.zeros((), device="cpu")
+    each = [part.norm() for part in parts]
+    wide = max((length.dtype for length in each), key=lambda dtype: torch.finfo(dtype).bits)
+    return torch.stack([length.to(each[0].device, wide) for length in each]).norm()

@@ -1,0 +1,55 @@
+"""The work of one step, once the probe has measured: what moves, and by what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ..ops.parameters import Flags
+from ..probes import Average, Measured
+from .bucket import Bucket, Room
+from .tensors import Pairs, Tensors
+
+
+@dataclass
+class Work:
+    """What a step does.
+
+    Args:
+        buckets: blocks that have gradients
+        grads: their gradients
+        pairs: the pairs that were measured
+        due: for each param group whose ``Q`` is to be updated what else that update does, see ``Probe.chores``
+        groups: the param groups
+        noise: returns standard normal numbers for the parameter at a position
+        given: positions of the parameters that have gradients
+        flags: what decides so far whether the step is taken
+        unchecked: gradients that are still to be checked for being finite
+    """
+
+    buckets: Sequence[Bucket]
+    grads: Tensors
+    pairs: Pairs
+    due: Mapping[int, Hashable]
+    groups: Sequence[Mapping[str, Any]]
+    noise: Callable[[int], Tensor]
+    given: Collection[int]
+    flags: list[Tensor] = field(default_factory=list)
+    unchecked: Iterable[Tensor] = ()
+    #: whether the step is taken, for each device
+    ok: Flags = field(default_factory=dict)
+
+    def measured(self, bucket: Bucket, m: Average, room: Room) -> Measured:
+        """What the probe needs to fit all ``Q`` of a bucket."""
+        return Measured(
+            average=m,
+            gradients=lambda: self.grads.pack(bucket),
+            pairs=self.pairs.take(bucket),
+            noise=(stack.pack({i: self.noise(i) for i in stack.params()}) for stack in bucket.stacks),
+            sign=-1.0 if self.groups[bucket.group]["maximize"] else 1.0,
+            chores=self.due[bucket.group],
+            outs=room.outs,
+        )

@@ -1,0 +1,101 @@
+"""A factor of ``Q``: how a stack of matrices of one Lie group is stored, multiplied, solved and moved."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..normalize import Normalization, Projected
+from ..tangent import Tangent, largest
+
+
+class Factor(ABC):
+    """A stack of B matrices ``Q`` of size n×n.
+
+    The linear maps take and return arrays of shape ``(B, n, k)``.
+    """
+
+    #: names of the constructor's arguments, the tensors that hold ``Q``
+    parts: tuple[str, ...]
+
+    @abstractmethod
+    def apply(self, v: Tensor) -> Tensor:
+        """``Q v``"""
+
+    @abstractmethod
+    def apply_t(self, v: Tensor) -> Tensor:
+        """``Qᵀ v``"""
+
+    @abstractmethod
+    def solve(self, v: Tensor) -> Tensor:
+        """``Q⁻¹ v``"""
+
+    @abstractmethod
+    def solve_t(self, v: Tensor) -> Tensor:
+        """``Q⁻ᵀ v``"""
+
+    @abstractmethod
+    def diagonal(self) -> Tensor:
+        """The diagonal of ``Q``, shape ``(B, n)``."""
+
+    @abstractmethod
+    def set_diagonal_(self, values: Tensor) -> None: ...
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """``Q`` itself, shape ``(B, n, n)``: for tests and small problems."""
+
+    @abstractmethod
+    def describe(self) -> str: ...
+
+    def P(self) -> Tensor:
+        """``QᵀQ``, shape ``(B, n, n)``; of diagonal factors the diagonal, ``(B, n)``."""
+        Q = self.dense()
+        return Q.mT @ Q
+
+    def buffers(self) -> dict[str, Tensor]:
+        return {part: getattr(self, part) for part in self.parts}
+
+
+class LeftFactor(Factor):
+    """Matrices with a positive diagonal from one Lie group, which move by ``dQ = E Q``."""
+
+    @abstractmethod
+    def project(self, tangent: Tangent) -> Projected:
+        """What the Lie algebra of this group keeps of the tangent ``S``."""
+
+    @abstractmethod
+    def descend_off_diagonal_(self, tangent: Any, step: Tensor, scale: Tensor) -> None:
+        """``Q ← scale · (Q − step · E Q)`` for a projected tangent ``E``; the diagonal is written afterwards."""
+
+    @abstractmethod
+    def flops(self, columns: int) -> tuple[float, float]:
+        """What products take for one matrix and arrays ``(n, columns)``: to fit ``Q``, and for ``P g``.
+
+        Fitting is to find ``a = Q δg`` and ``b = Q⁻ᵀ δθ``, and a step normalised by ``MaxAbs``. A multiply-add counts
+        2. Sums, norms and scalings of the arrays, a few for each element, are left out where there are products.
+        """
+
+    def descend_(
+        self, tangent: Tangent, lr: float | Tensor, normalize: Normalization, usable: Tensor, limit: float
+    ) -> None:
+        """One normalised step of every usable block; the others keep their bits.
+
+        The diagonal is written last, from ``Q_ii (1 − μ ∇E_ii)`` in elementwise arithmetic: whatever precision the
+        matrix products had, it stays positive. A ``Q`` with an element over ``limit`` is scaled down, by a power of
+        two; as one normalised step cannot use up the room that is left above the limit, ``Q`` stays finite.
+        """
+        projected = self.project(tangent)
+        # The parts of the tangent have maxima of one: a norm below a millionth would only be a mistake in waiting.
+        norm = normalize(projected)
+        norm = torch.where(norm > 0, norm.clamp_min(2.0**-20), norm)
+        step = torch.where(usable & (norm > 0), lr / norm, 0.0)
+        old = self.diagonal()
+        new = old * (1 - step[:, None] * projected.diagonal())
+        size = torch.stack([largest(buffer) for buffer in self.buffers().values()]).amax(0)
+        scale = torch.where(usable & (size > limit), (limit / size).log2().floor().exp2(), 1.0)
+        self.descend_off_diagonal_(projected, step[:, None, None], scale[:, None, None])
+        self.set_diagonal_((new * scale[:, None]).clamp_min(float(torch.finfo(new.dtype).max) ** -0.375))

@@ -1,0 +1,65 @@
+"""How the tensors of blocks become stacks, and how stacks lie in memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..blocks import Block
+from ..engine.stack import AVERAGE, Stack
+from ..groups import Group
+
+
+def stack_of(
+    blocks: Sequence[Block],
+    states: Sequence[dict[str, Tensor]],
+    template: Group,
+    dtype: torch.dtype,
+    device: torch.device,
+    averaging: bool,
+) -> Stack:
+    """Stack of blocks of one shape.
+
+    Args:
+        blocks: blocks of one shape
+        states: for each its state
+        template: group of one such block
+        dtype: dtype of averages and steps
+        device: device of the state
+        averaging: whether gradients are averaged; averages that are missing start at zero
+    """
+    names = [*template.buffers()]
+    if averaging:
+        names += AVERAGE
+        for block, state in zip(blocks, states, strict=True):
+            if "momentum" not in state:
+                state.update(Stack.new_average(block.shape, dtype, device))
+    buffers = {
+        name: states[0][name][None].contiguous() if len(states) == 1 else torch.stack([state[name] for state in states])
+        for name in names
+    }
+    return Stack(blocks, template.bind(buffers), {name: buffers[name] for name in AVERAGE if averaging}, dtype)
+
+
+def side_by_side(stacks: Sequence[Stack], key: Callable[[Stack], Hashable]) -> list[Stack]:
+    """Put factors of one size of all stacks with the same key side by side in memory, to be used as one tensor."""
+    alike: defaultdict[tuple[Any, ...], list[tuple[int, str, Tensor]]] = defaultdict(list)
+    for k, stack in enumerate(stacks):
+        for name, buffer in stack.group.buffers().items():
+            part = name.partition("_")[2]
+            alike[part, buffer.shape[1:], buffer.dtype, key(stack)].append((k, name, buffer))
+    moved: list[dict[str, Tensor]] = [dict(stack.group.buffers()) for stack in stacks]
+    for same in alike.values():
+        if len(same) > 1:
+            buffers = [buffer for _, _, buffer in same]
+            joined = torch.cat(buffers).split([len(buffer) for buffer in buffers])
+            for (k, name, _), part in zip(same, joined, strict=True):
+                moved[k][name] = part
+    return [
+        Stack(stack.blocks, stack.group.bind(buffers), stack.average, stack.dtype)
+        for stack, buffers in zip(stacks, moved, strict=True)
+    ]

@@ -13,6 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from .ops.power import power_iteration
+
 #: Rows of ``S`` handled at a time. Large enough for fast products, small enough to stay in a cache.
 BLOCK_ROWS = 128
 
@@ -113,12 +115,8 @@ class Tangent:
             return (x * y).sum(-1).abs() + torch.linalg.vector_norm(x, dim=-1) * torch.linalg.vector_norm(y, dim=-1)
         # The leading eigenvector lies in the span of the columns of x and y: start from the longest of each.
         v = torch.cat([_longest_column(x), _longest_column(y)], -1)
-        length = torch.zeros_like(v[:, :1, :])
-        for _ in range(iterations + 1):
-            v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
-            v = x @ (y.mT @ v) + y @ (x.mT @ v)
-            length = torch.linalg.vector_norm(v, dim=1, keepdim=True)
-        return torch.maximum(length.amax((1, 2)), self.max_diag())
+        _, length = power_iteration(lambda v: x @ (y.mT @ v) + y @ (x.mT @ v), v, iterations + 1)
+        return torch.maximum(length.amax((1, 2)).to(x.dtype), self.max_diag())
 
 
 @dataclass(frozen=True)

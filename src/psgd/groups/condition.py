@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..ops.power import power_iteration
 from ..tangent import largest
 from .base import Factor, Group
 from .diagonal import DiagonalFactor
@@ -60,17 +61,9 @@ def _estimate(Q: Factor, inverse: Factor | _Inverse) -> Tensor:
     i = torch.arange(1, like.shape[1] * STARTS + 1, device=like.device)
     words = (i * i) % 1000003 * 2654435761 % 2**32
     start = (words.to(torch.float32) / 2**32 - 0.5).view(1, -1, STARTS).expand(len(like), -1, -1).to(like.dtype)
-    up = down = start
-    highest = lowest = like.new_ones(len(like))
-    for _ in range(ITERATIONS):
-        up, highest = _unit(Q.apply_t(Q.apply(up)))
-        down, lowest = _unit(inverse.solve(inverse.solve_t(down)))
-    return (highest * lowest).sqrt()
-
-
-def _unit(v: Tensor) -> tuple[Tensor, Tensor]:
-    lengths = torch.linalg.vector_norm(v, dim=1, keepdim=True, dtype=torch.promote_types(v.dtype, torch.float32))
-    return (v / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)).to(v.dtype), lengths.amax((1, 2))
+    _, highest = power_iteration(lambda v: Q.apply_t(Q.apply(v)), start, ITERATIONS)
+    _, lowest = power_iteration(lambda v: inverse.solve(inverse.solve_t(v)), start, ITERATIONS)
+    return (highest.amax((1, 2)) * lowest.amax((1, 2))).sqrt()
 
 
 def change(new: Group, old: Group) -> Tensor:

@@ -22,7 +22,7 @@ def sent(values: Tensor, device: torch.device) -> Tensor:
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
-def at_once(tasks: Sequence[Callable[[], T]], sizes: Sequence[int], device: torch.device) -> list[T]:
+def at_once(tasks: Sequence[Callable[[], T]], sizes: Sequence[Tensor], device: torch.device) -> list[T]:
     """The results of tasks that have nothing to do with each other: branches of a graph, where one is recorded.
 
     There small kernels run beside large ones. Everywhere else one task follows the other, and large ones always do:
@@ -30,7 +30,7 @@ def at_once(tasks: Sequence[Callable[[], T]], sizes: Sequence[int], device: torc
 
     Args:
         tasks: whatever they read must be kept by them until all of them are done
-        sizes: how many numbers each has to do with
+        sizes: for each task a tensor as large as what it works on
         device: where
     """
     if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
@@ -41,7 +41,7 @@ def at_once(tasks: Sequence[Callable[[], T]], sizes: Sequence[int], device: torc
         side.wait_stream(here)
     results = []
     for k, (task, size) in enumerate(zip(tasks, sizes, strict=True)):
-        with torch.cuda.stream(here if size >= LARGE_TASK else sides[k % len(sides)]):
+        with torch.cuda.stream(here if size.numel() >= LARGE_TASK else sides[k % len(sides)]):
             results.append(task())
     for side in sides:
         here.wait_stream(side)

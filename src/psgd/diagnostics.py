@@ -255,7 +255,7 @@ class _Operators:
 
 
 def _trainable(blocks: Sequence[Block], params: Sequence[Tensor]) -> list[int]:
-    """Indices of the blocks whose parameters are all trainable: of the others only a part of ``P`` would act."""
+    """Indices of trainable blocks; raise if only some parameters of one are, as then only a part of ``P`` would act."""
     chosen = []
     for b, block in enumerate(blocks):
         trainable = [params[i].requires_grad for i in block.params]

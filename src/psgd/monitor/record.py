@@ -12,8 +12,8 @@ from torch import nn
 
 from ..optimizer import PSGD
 
-#: numbers of a block with their descriptions: how far ``Q`` moved, its condition, how far it is from fitted, and how far
-#: the parameters moved
+#: numbers of a block with their descriptions: how far ``Q`` moved, its condition, how far it is from fitted, and how
+#: far the parameters moved
 METRICS: Mapping[str, str] = {
     "residual": "fit residual",
     "q_step": "step of Q",

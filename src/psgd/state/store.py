@@ -216,7 +216,7 @@ class Store:
         return expected
 
     def may_be_missing(self) -> list[bool]:
-        """For each parameter whether a checkpoint may lack its state: if it is frozen, and others do not need it."""
+        """Whether a checkpoint may lack the state of each parameter: if it is frozen, and others do not need it."""
         needed = {i for block, i in self.homes.items() if any(self.params[j].requires_grad for j in block.params)}
         return [not p.requires_grad and i not in needed for i, p in enumerate(self.params)]
 

@@ -129,7 +129,7 @@ def errors(results: Sequence[Result], measure: Callable[[Result], float]) -> str
 
 
 def perform_poorly(*results: Result) -> Verdict:
-    """Whether all but the last have at least 1.5 times the test error of the last, as far as all were trained."""
+    """Whether all but the last have more than 1.5 times the test error of the last, as far as all were trained."""
     # A run that ends early has diverged; it does not shorten the others.
     epoch = min(max(result.column("epoch")) for result in results if isfinite(result.rows[-1]["loss"]))
     *poor, good = (cut(result, epoch) for result in results)

@@ -292,7 +292,9 @@ def small_site(tmp_path: Path) -> Path:
     before, after = config.split("\nnav:\n")
     after = after[after.index("\nexclude_docs") :]
     (tmp_path / "mkdocs.yml").write_text(before.replace("  favicon: pictures/icon.svg\n", "") + after, encoding="utf-8")
-    (tmp_path / "docs" / "index.md").write_text("# Reference\n\n::: psgd.c1\n\n::: psgd.PSGD\n\n::: psgd.Dense\n", encoding="utf-8")
+    (tmp_path / "docs" / "index.md").write_text(
+        "# Reference\n\n::: psgd.c1\n\n::: psgd.PSGD\n\n::: psgd.Dense\n", encoding="utf-8"
+    )
     (tmp_path / "docs" / "style.css").touch()
     return tmp_path
 

@@ -13,7 +13,7 @@ from psgd.criteria import Criterion
 from psgd.groups.diagonal import DiagonalFactor
 from psgd.groups.inverse_free import InverseFree
 from psgd.groups.near_symmetric import NearSymmetric
-from psgd.groups.pooled import Pools
+from psgd.groups.pooled import Pooled
 from psgd.tangent import Tangent
 
 from ..cases import criteria
@@ -525,7 +525,7 @@ def test_factors_of_very_different_size_are_balanced(dtype: torch.dtype):
     for factor, scale in zip(group.factors, [2.0**40, 2.0**-50, 1.0], strict=True):
         factor.root.mul_(scale)
     before = group.dense()
-    Pools([group])._tidy_(torch.tensor([True, True, True]))
+    Pooled([group])._tidy_(torch.tensor([True, True, True]))
     sizes = torch.stack([factor.diagonal().amax() for factor in group.factors])
     assert sizes.amax() / sizes.amin() <= 4
     assert torch.equal(group.dense(), before)

@@ -283,7 +283,7 @@ def test_the_table_of_choices_can_be_made():
 
 @pytest.fixture
 def small_site(tmp_path: Path) -> Path:
-    """The configuration of the site, with one page on two names."""
+    """The configuration of the site, with one page on three names."""
     pytest.importorskip("mkdocs")
     pytest.importorskip("material")
     shutil.copytree(DOCS / "hooks", tmp_path / "docs" / "hooks")
@@ -292,7 +292,9 @@ def small_site(tmp_path: Path) -> Path:
     before, after = config.split("\nnav:\n")
     after = after[after.index("\nexclude_docs") :]
     (tmp_path / "mkdocs.yml").write_text(before.replace("  favicon: pictures/icon.svg\n", "") + after, encoding="utf-8")
-    (tmp_path / "docs" / "index.md").write_text("# Reference\n\n::: psgd.c1\n\n::: psgd.PSGD\n", encoding="utf-8")
+    (tmp_path / "docs" / "index.md").write_text(
+        "# Reference\n\n::: psgd.c1\n\n::: psgd.PSGD\n\n::: psgd.Diagonal\n", encoding="utf-8"
+    )
     (tmp_path / "docs" / "style.css").touch()
     return tmp_path
 
@@ -308,6 +310,8 @@ def test_the_build_fails_for_a_name_that_is_not_in_the_reference(small_site, cap
             build(load_config(str(small_site / "mkdocs.yml")))
     said = caplog.text + str(error.value)
     assert "psgd.c2: not in the reference; add `::: psgd.c2`" in said
-    assert "psgd.PSGD.add_param_group: not in the reference" in said
+    assert "psgd.Diagonal.smaller: not in the reference" in said  # inherited
     assert "psgd.c1:" not in said
+    assert "psgd.Diagonal:" not in said
+    assert "psgd.Diagonal.init:" not in said
     assert "psgd.PSGD.step:" not in said

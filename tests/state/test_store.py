@@ -79,7 +79,7 @@ CONTINUE = """
 import sys, pickle, torch
 sys.path.insert(0, sys.argv[1])
 torch.set_num_threads(1)
-from tests.test_state import make, bits, STRUCTURES, PROBES, DTYPES
+from tests.state.test_store import make, bits, STRUCTURES, PROBES, DTYPES
 from tests.cases import train
 results = []
 for saved in torch.load(sys.argv[2], weights_only=True):

@@ -313,5 +313,4 @@ def test_the_build_fails_for_a_name_that_is_not_in_the_reference(small_site, cap
     assert "psgd.Diagonal.smaller: not in the reference" in said  # inherited
     assert "psgd.c1:" not in said
     assert "psgd.Diagonal:" not in said
-    assert "psgd.Diagonal.init:" not in said
     assert "psgd.PSGD.step:" not in said

@@ -99,7 +99,7 @@ def test_max_rms_may_differ_between_groups():
 
 @pytest.mark.parametrize("max_norm", [0.5, 10.0, 1000.0])
 def test_max_norm_limits_the_length_of_all_blocks_together(max_norm: float):
-    rates = torch.tensor(sum(rates_of(*[options(1.0, max_norm=max_norm)] * 2), []), dtype=torch.float64)
+    rates = torch.cat(motion_of(*[options(1.0, max_norm=max_norm)] * 2).rates)
     assert len(rates.unique()) == 1  # the direction stays
     torch.testing.assert_close((rates * BOTH).norm(), BOTH.norm().clamp_max(max_norm))
 

@@ -84,7 +84,7 @@ def momentum_off_and_on(optimizer: PSGD, params: Params, step: int) -> None:
 
 
 def some_are_maximised(optimizer: PSGD, params: Params, step: int) -> None:
-    """Also of blocks that are in one stack."""
+    """Also of blocks of one shape, in another param group."""
     if step == 0:
         params.append(nn.Parameter(torch.randn(4, 5, dtype=torch.float64)))
         group = {"params": params[-1], "maximize": True, "precond_lr": 0.05, "weight_decay": 0.1}

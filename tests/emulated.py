@@ -2,7 +2,7 @@
 
 Operations are logged while they are done, and a replay does them again on the same tensors, as a CUDA graph does. The
 kernels of a table read and write what is at an address. All that is replaced in the package is named in
-``emulated_graphs`` and ``without_kernels``.
+``emulated_graphs``, ``graphs_made`` and ``without_kernels``.
 """
 
 from __future__ import annotations
@@ -107,8 +107,13 @@ class Emulated(Graphs):
 
     def __call__(self, key, function) -> None:
         super().__call__(key, function)
-        self.count += key in self._graphs
-        self.total["replays"] += key in self._graphs
+        self.count += key in self
+        self.total["replays"] += key in self
+
+    @property
+    def remembered(self) -> int:
+        """Number of keys that have come, but not often enough to be recorded."""
+        return len(self._seen)
 
 
 def blocks_of(table: TensorTable) -> Iterator[list[int]]:
@@ -117,7 +122,12 @@ def blocks_of(table: TensorTable) -> Iterator[list[int]]:
 
 @kernel
 def subtract_(
-    self: TensorTable, v: torch.Tensor, scale: torch.Tensor, rate: torch.Tensor, decay: torch.Tensor, usable: torch.Tensor
+    self: TensorTable,
+    v: torch.Tensor,
+    scale: torch.Tensor,
+    rate: torch.Tensor,
+    decay: torch.Tensor,
+    usable: torch.Tensor,
 ) -> None:
     for b, (address, numel, start, first, n, after) in enumerate(blocks_of(self)):
         theta, i = at(address, numel, self.dtype), torch.arange(numel)
@@ -153,11 +163,11 @@ def average_(
 
 
 @contextmanager
-def emulated_graphs(replays: type[Emulated] = Emulated) -> Iterator[Counter[str]]:
+def emulated_graphs(graphs: type[Emulated] = Emulated) -> Iterator[Counter[str]]:
     """Record and replay the steps on a CPU, by the kernels above.
 
     Args:
-        replays: the class that records, in place of the one that makes CUDA graphs
+        graphs: the class that records, in place of the one that makes CUDA graphs
 
     Returns:
         a counter, whose entry "replays" is the number of steps that were recorded or replayed in this context
@@ -169,8 +179,23 @@ def emulated_graphs(replays: type[Emulated] = Emulated) -> Iterator[Counter[str]
             patch.setattr(module, "ready", lambda device, kernel: True)
         for function in (subtract_, check_, gather, average_):
             patch.setattr(TensorTable, function.__name__, function)
-        patch.setattr(psgd.engine.recorder, "Graphs", replays)
+        patch.setattr(psgd.engine.recorder, "Graphs", graphs)
         yield Emulated.total
+
+
+@contextmanager
+def graphs_made() -> Iterator[list[Any]]:
+    """All recordings that optimizers make in this context, real or emulated: a new entry whenever they begin anew."""
+    made: list[Any] = []
+    kind = psgd.engine.recorder.Graphs
+
+    def make(*args: Any) -> Graphs:
+        made.append(kind(*args))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(psgd.engine.recorder, "Graphs", make)
+        yield made
 
 
 @contextmanager

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from psgd import PSGD, Affine, Dense, FiniteDifference, HessianVector, Joint, Kronecker, Monitor, Spectral, Whitening
-from psgd.groups.inverse_free import ALL_CHORES
+from psgd.groups.inverse_free import Chores
 from psgd.groups.triangular import descend_rank_two_
 
 from .cases import PROBES, STRUCTURES, batch
+from .emulated import graphs_made
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -271,7 +272,7 @@ def test_a_captured_step_does_what_a_step_does(of_average, precond_dtype):
         optimizer.step()
     for _ in range(3):
         graph.replay()
-    eager._chores = lambda: ALL_CHORES  # as a captured step does at each replay
+    eager.probe.chores = lambda step, lr: Chores.all()  # as a captured step does at each replay
     for _ in range(3):
         eager.step()
     for a, b in zip(weights(model), weights(other), strict=True):
@@ -309,13 +310,13 @@ def test_recorded_steps_are_steps(options, dtype, probe):
         go(model, optimizer, 100, 120)
         return weights(model), optimizer
 
-    recorded, optimizer = train(True)
-    assert optimizer._whole is not None
-    assert optimizer._whole.replays is not None
-    assert optimizer._whole.replays._graphs
-    plain, other = train(False)
-    assert other._whole is not None
-    assert not other._whole.replays._graphs
+    with graphs_made() as made:
+        recorded, optimizer = train(True)
+    assert len(made[-1]) > 0
+    with graphs_made() as made:
+        plain, _ = train(False)
+    assert made  # the same work, launched from the host
+    assert all(len(graphs) == 0 for graphs in made)
     for mine, theirs in zip(recorded, plain, strict=True):
         assert torch.equal(mine, theirs)
     assert int(next(iter(optimizer.state.values()))["skipped"]) == 1
@@ -325,7 +326,7 @@ def test_recorded_steps_are_steps(options, dtype, probe):
 def test_parameters_of_all_kinds_are_recorded(probe):
     """Numbers, two dtypes, odd sizes, and blocks of one shape of which some are maximised."""
 
-    def train(cuda_graph: bool) -> tuple[list[torch.Tensor], PSGD]:
+    def train(cuda_graph: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
         kinds = [((8, 8), torch.bfloat16), ((5,), torch.float32), ((), torch.float32), ((8, 8), torch.float32)] * 2
         params = [torch.randn(s, device="cuda").to(dtype).requires_grad_() for s, dtype in kinds]
@@ -340,11 +341,12 @@ def test_parameters_of_all_kinds_are_recorded(probe):
 
         for _ in range(30):
             optimizer.step(closure)
-        return [p.detach() for p in params], optimizer
+        return [p.detach() for p in params]
 
-    recorded, optimizer = train(True)
-    assert optimizer._whole.replays._graphs
-    plain, _ = train(False)
+    with graphs_made() as made:
+        recorded = train(True)
+    assert len(made[-1]) > 0
+    plain = train(False)
     assert all(map(torch.equal, recorded, plain))
     assert all(torch.isfinite(p).all() for p in recorded)
 
@@ -353,13 +355,13 @@ def test_a_step_that_cannot_be_recorded_is_taken_anyway(monkeypatch):
     model = model_on("cuda")
     optimizer = PSGD(model.parameters(), lr=0.01, probe=Whitening())
     go(model, optimizer, 0, 1)
-    head = optimizer._head
+    fit_ = optimizer.probe.fit_
 
     def waiting(*args):
         torch.cuda.synchronize()
-        return head(*args)
+        return fit_(*args)
 
-    monkeypatch.setattr(optimizer, "_head", waiting)
+    monkeypatch.setattr(optimizer.probe, "fit_", waiting)
     before = weights(model)
     with pytest.warns(UserWarning, match="without CUDA graphs"):
         go(model, optimizer, 1, 20)
@@ -404,21 +406,20 @@ def test_a_monitor_waits_for_the_device_at_records_only(tmp_path):
         optimizer = PSGD(model.named_parameters(), lr=0.01, probe=Whitening())
         monitor = Monitor(optimizer, tmp_path / "run.csv", every=20) if watched else None
         x = torch.randn(32, 64, device="cuda")
-        for step in range(60):
-            optimizer.zero_grad()
-            loss = (model(x) - 1).square().mean()
-            loss.backward()
-            quiet = step > 40 and step % 20 not in (0, 1)  # before, steps are recorded; the loss is told at the end
-            torch.cuda.set_sync_debug_mode("error" if quiet else "default")
-            try:
-                optimizer.step()
-                if monitor is not None:
-                    monitor.loss(loss)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-        assert optimizer._whole is not None
-        assert optimizer._whole.replays is not None
-        results.append((weights(model), len(optimizer._whole.replays._graphs)))
+        with graphs_made() as made:
+            for step in range(60):
+                optimizer.zero_grad()
+                loss = (model(x) - 1).square().mean()
+                loss.backward()
+                quiet = step > 40 and step % 20 not in (0, 1)  # before, steps are recorded; the loss is told at the end
+                torch.cuda.set_sync_debug_mode("error" if quiet else "default")
+                try:
+                    optimizer.step()
+                    if monitor is not None:
+                        monitor.loss(loss)
+                finally:
+                    torch.cuda.set_sync_debug_mode("default")
+        results.append((weights(model), len(made[-1])))
         if monitor is not None:
             monitor.close()
             assert monitor.last is not None

@@ -257,14 +257,14 @@ def test_pictures_are_those_of_the_script():
     script = runpy.run_path(str(DOCS / "pictures.py"))
     committed = {path.stem for path in (DOCS / "pictures").glob("*.svg")} - {"icon"}
     assert committed == set(script["PICTURES"])
-    pages = "".join((DOCS / page).read_text(encoding="utf-8") for page in ("method.md", "architecture.md"))
+    page = (DOCS / "method.md").read_text(encoding="utf-8")
     for name in committed:
-        assert f"(pictures/{name}.svg)" in pages
+        assert f"(pictures/{name}.svg)" in page
     assert len(script["fitting"](steps=5).axes) == 2
     assert script["optimum"]("c1", 0.1, 1.0) == pytest.approx(10)
     assert script["optimum"]("c2", 0.1, 1.0) == pytest.approx(0.1 / 1.01)
     assert script["optimum"]("c3", 0.1, 1.0) == pytest.approx(1.01**-0.5)
-    for name in ("geometry", "noise", "groups", "rank-two", "layers", "buckets", "step"):
+    for name in ("geometry", "noise", "groups", "rank-two"):
         drawn = script["drawn"](name)
         old = (DOCS / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
         assert drawn.count("<g ") == old.count("<g ")
@@ -293,7 +293,7 @@ def small_site(tmp_path: Path) -> Path:
     after = after[after.index("\nexclude_docs") :]
     (tmp_path / "mkdocs.yml").write_text(before.replace("  favicon: pictures/icon.svg\n", "") + after, encoding="utf-8")
     (tmp_path / "docs" / "index.md").write_text(
-        "# Reference\n\n::: psgd.c1\n\n::: psgd.PSGD\n\n::: psgd.Dense\n", encoding="utf-8"
+        "# Reference\n\n::: psgd.c1\n\n::: psgd.PSGD\n\n::: psgd.Diagonal\n", encoding="utf-8"
     )
     (tmp_path / "docs" / "style.css").touch()
     return tmp_path
@@ -310,6 +310,7 @@ def test_the_build_fails_for_a_name_that_is_not_in_the_reference(small_site, cap
             build(load_config(str(small_site / "mkdocs.yml")))
     said = caplog.text + str(error.value)
     assert "psgd.c2: not in the reference; add `::: psgd.c2`" in said
-    assert "psgd.Dense.together: not in the reference" in said  # inherited
+    assert "psgd.Diagonal.smaller: not in the reference" in said  # inherited
     assert "psgd.c1:" not in said
+    assert "psgd.Diagonal:" not in said
     assert "psgd.PSGD.step:" not in said

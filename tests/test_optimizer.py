@@ -32,6 +32,8 @@ from psgd import (
     c2,
     c3,
 )
+from psgd.groups import Structure
+from psgd.probes import Probe
 
 from .cases import PROBES, STRUCTURES, TRIANGULAR, batch, probes, small_model, structures, train
 
@@ -251,32 +253,42 @@ def test_param_groups_have_their_own_numbers():
     assert not torch.equal(frozen[0].weight, small_model(torch.float64)[0].weight)
 
 
-def test_blocks_of_different_groups_are_stacked_and_keep_their_numbers():
-    def go(apart: bool):
-        layers = nn.Sequential(*[nn.Linear(3, 3, bias=False).double() for _ in range(3)])
-        for i, layer in enumerate(layers):
-            layer.weight.data.copy_(torch.eye(3) * (i + 1.0))
-        options = [
-            {"lr": 0.02, "precond_lr": 0.1},
-            {"weight_decay": 0.1, "momentum": 0.0, "update_every": 2},
-            {"max_norm": 0.001, "maximize": True},
-        ]
-        groups = [{"params": layer.parameters(), **numbers} for layer, numbers in zip(layers, options, strict=True)]
-        optimizer = PSGD(groups, lr=0.01, probe=HessianVector(), momentum=0.9)
-        if apart:
-            optimizer._stacks = [
-                optimizer._stack([block], block.shape, torch.float64, torch.float64, torch.device("cpu"))
-                for block in optimizer._blocks
-            ]
-        x = torch.arange(6.0, dtype=torch.float64).reshape(2, 3) / 6
-        for _ in range(5):
-            optimizer.step(lambda: (layers(x) - 1).square().mean())
-        return len(optimizer.stacks), [layer.weight.detach() for layer in layers]
+def test_numbers_of_a_group_do_not_change_the_steps_of_another():
+    """Also of blocks of one shape. The loss has a part for each group, so groups meet in the optimizer only."""
+    numbers = [
+        {"lr": 0.02, "precond_lr": 0.1},
+        {"weight_decay": 0.1, "momentum": 0.0, "update_every": 2},
+        {"max_rms": 0.001, "maximize": True},
+    ]
+    x = torch.arange(6.0, dtype=torch.float64).reshape(2, 3) / 6
 
-    (one, together), (three, alone) = go(False), go(True)
-    assert (one, three) == (1, 3)
-    for a, b in zip(together, alone, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    def go(probe: Probe, structure: Structure, groups: list[dict]) -> list[list[Tensor]]:
+        layers = [[nn.Parameter(torch.eye(3).double() * (i + k)) for k in (1.0, 1.5)] for i in range(3)]
+        each = [{"params": pair, **group} for pair, group in zip(layers, groups, strict=True)]
+        optimizer = PSGD(each, lr=0.01, probe=probe, preconditioner=structure, momentum=0.9)
+        assert [len(stack.blocks) for stack in optimizer.stacks] == [2, 2, 2]
+
+        def loss_of() -> Tensor:
+            return torch.stack([(x @ W - 1).square().mean() for pair in layers for W in pair]).sum()
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_of()
+            loss.backward()
+            return loss
+
+        for _ in range(6):
+            optimizer.step(loss_of if isinstance(probe, HessianVector) else closure)
+        return [[W.detach() for W in pair] for pair in layers]
+
+    for probe in (HessianVector(), Whitening(), Whitening(of_average=False)):
+        for structure in (Kronecker(), Kronecker(inverse_free=False)):
+            plain, told = go(probe, structure, [{}, {}, {}]), go(probe, structure, numbers)
+            for i in range(3):
+                assert not same(told[i], plain[i]), (probe, structure, i)
+                one = go(probe, structure, [group if i == k else {} for k, group in enumerate(numbers)])
+                for k in range(3):
+                    assert same(one[k], told[k] if i == k else plain[k]), (probe, structure, i, k)
 
 
 def test_lr_may_be_a_tensor():

@@ -6,7 +6,8 @@ found on a CPU too. ``test_cuda.py`` has the real thing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,13 +17,14 @@ from torch import nn
 from psgd import PSGD, FiniteDifference, HessianVector, Monitor, Whitening, c2
 from psgd.engine.graphs import MOST
 
-from ..emulated import Emulated, emulated_graphs, without_kernels
+from ..emulated import Emulated, emulated_graphs, graphs_made, without_kernels
 
 
 @pytest.fixture(autouse=True)
-def emulation():
-    with emulated_graphs():
-        yield
+def counted() -> Iterator[Counter[str]]:
+    """Number of steps that were recorded or replayed."""
+    with emulated_graphs() as total:
+        yield total
 
 
 SHAPES = [(4, 5), (5,), (7, 3), (4, 5), (6, 6), (300, 2)]
@@ -82,7 +84,7 @@ def momentum_off_and_on(optimizer: PSGD, params: Params, step: int) -> None:
 
 
 def some_are_maximised(optimizer: PSGD, params: Params, step: int) -> None:
-    """Also of blocks that are in one stack."""
+    """Also of blocks of one shape, in another param group."""
     if step == 0:
         params.append(nn.Parameter(torch.randn(4, 5, dtype=torch.float64)))
         group = {"params": params[-1], "maximize": True, "precond_lr": 0.05, "weight_decay": 0.1}
@@ -142,8 +144,17 @@ PROBES = [Whitening(), Whitening(of_average=False), FiniteDifference(), HessianV
 
 def trained(
     probe: Any, change: Callable[[PSGD, Params, int], None], steps: int = 45, **options: Any
-) -> tuple[Params, PSGD]:
-    """By gradients ``r (1 + θ)`` with random ``r``, of a loss where the probe wants one."""
+) -> tuple[Params, list[Emulated]]:
+    """Train by gradients ``r (1 + θ)`` with random ``r``, of a loss if the probe wants one.
+
+    Returns:
+        the parameters, and all recordings that were made, see ``graphs_made``
+    """
+    with graphs_made() as made:
+        return _trained(probe, change, steps, **options), made
+
+
+def _trained(probe: Any, change: Callable[[PSGD, Params, int], None], steps: int, **options: Any) -> Params:
     torch.manual_seed(0)
     params = [nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in SHAPES]
     optimizer = PSGD(params, lr=0.02, probe=probe, max_rms=1.1, **options)
@@ -169,22 +180,22 @@ def trained(
             optimizer.step()
         else:
             optimizer.step(loss if isinstance(probe, HessianVector) else set_gradients)
-    return params, optimizer
+    return params
 
 
 def trained_by_torch(*args: Any, **options: Any) -> Params:
     """Without kernels, and so without recordings."""
     with without_kernels():
-        params, optimizer = trained(*args, **options)
-        assert optimizer._whole is None or optimizer._whole.replays is None
+        params, made = trained(*args, **options)
+        assert not made
     return params
 
 
 def test_without_recordings_a_step_is_the_same_too():
     recorded, _ = trained(Whitening(), nothing)
-    done, optimizer = trained(Whitening(), nothing, cuda_graph=False)
-    assert optimizer._whole is not None
-    assert not optimizer._whole.replays._graphs
+    done, made = trained(Whitening(), nothing, cuda_graph=False)
+    assert len(made) == 1  # the same work, launched from the host
+    assert len(made[0]) == 0
     assert all(map(torch.equal, recorded, done))
 
 
@@ -201,18 +212,17 @@ def assert_same(recorded: Params, plain: Params, probe: Any) -> None:
 def test_recorded_steps_are_steps(probe, change, options):
     if isinstance(probe, HessianVector) and change in OF_GRADIENTS:
         pytest.skip("it finds gradients by itself")
-    recorded, optimizer = trained(probe, change, **options)
+    recorded, made = trained(probe, change, **options)
     plain = trained_by_torch(probe, change, **options)
     assert_same(recorded, plain, probe)
     if change is never_used:
-        assert optimizer._whole is None
+        assert not made
         return
-    assert optimizer._whole is not None
-    replays = optimizer._whole.replays
-    assert len(replays._graphs) <= MOST
-    assert len(replays._seen) <= MOST
+    graphs = made[-1]
+    assert len(graphs) <= MOST
+    assert graphs.remembered <= MOST
     if change is not schedule_of_another_number:
-        assert replays.count > 10
+        assert graphs.count > 10
 
 
 @pytest.mark.parametrize(
@@ -222,15 +232,14 @@ def test_recorded_steps_are_steps(probe, change, options):
 def test_with_and_without_an_average(probe, options):
     if isinstance(probe, Whitening) and "criterion" in options:
         pytest.skip("draws random numbers")
-    recorded, optimizer = trained(probe, nothing, **options)
+    recorded, made = trained(probe, nothing, **options)
     plain = trained_by_torch(probe, nothing, **options)
     assert_same(recorded, plain, probe)
-    assert optimizer._whole is not None
-    assert optimizer._whole.replays.count > 30
+    assert made[-1].count > 30
 
 
 def test_numbers_and_parameters_of_two_dtypes_are_recorded_too():
-    def train() -> tuple[Params, PSGD]:
+    def train() -> Params:
         torch.manual_seed(0)
         kinds = [((4, 4), torch.bfloat16), ((4,), torch.float32), ((), torch.float32), ((4, 4), torch.float32)]
         params = [nn.Parameter(torch.randn(shape).to(dtype)) for shape, dtype in kinds]
@@ -239,13 +248,13 @@ def test_numbers_and_parameters_of_two_dtypes_are_recorded_too():
             for p in params:
                 p.grad = torch.randn(p.shape).to(p.dtype)
             optimizer.step()
-        return params, optimizer
+        return params
 
-    recorded, optimizer = train()
-    assert optimizer._whole is not None
-    assert optimizer._whole.replays.count > 10
+    with graphs_made() as made:
+        recorded = train()
+    assert made[-1].count > 10
     with without_kernels():
-        plain, _ = train()
+        plain = train()
     for mine, theirs in zip(recorded, plain, strict=True):
         tolerance = 0.02 if mine.dtype == torch.bfloat16 else 1e-4
         torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
@@ -267,9 +276,8 @@ def test_a_probe_with_a_damping_of_its_own_is_not_recorded():
         def damp(self, dtheta, dgrad):
             return super().damp(dtheta, dgrad)
 
-    _, optimizer = trained(Odd(), nothing, steps=10)
-    assert optimizer._whole is not None
-    assert optimizer._whole.replays is None
+    _, made = trained(Odd(), nothing, steps=10)
+    assert not made
 
 
 def test_after_a_recording_that_failed_steps_are_steps():
@@ -298,10 +306,11 @@ def test_after_a_recording_that_failed_steps_are_steps():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_gradients_in_another_order_are_recorded_too(dtype):
+def test_gradients_in_another_order_are_recorded_too(dtype, counted):
     """Those of few bits are averaged in more."""
     results = []
     for transposed in (False, True):
+        counted.clear()
         torch.manual_seed(0)
         params = [nn.Parameter(torch.randn(6, 6, dtype=dtype)), nn.Parameter(torch.randn(6, dtype=dtype))]
         optimizer = PSGD(params, lr=0.02, probe=Whitening())
@@ -311,8 +320,7 @@ def test_gradients_in_another_order_are_recorded_too(dtype):
                 grad = torch.randn(p.shape, generator=generator).to(dtype)
                 p.grad = grad.T.contiguous().T if transposed and step % 2 and grad.ndim > 1 else grad
             optimizer.step()
-        assert optimizer._whole is not None
-        assert optimizer._whole.replays.count > 10
+        assert counted["replays"] > 10
         results.append(params)
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
@@ -327,49 +335,29 @@ def test_recorded_steps_that_are_watched_are_the_same_steps():
         optimizer = PSGD(params, lr=0.02, probe=Whitening(), update_every=3)
         found: list[Any] = []
         monitor = Monitor(optimizer, found.append, every=4) if watched else None
-        for step in range(40):
-            generator = torch.Generator().manual_seed(step)
-            for p in params:
-                p.grad = torch.randn(p.shape, generator=generator)
-            optimizer.step()
+        with graphs_made() as made:
+            for step in range(40):
+                generator = torch.Generator().manual_seed(step)
+                for p in params:
+                    p.grad = torch.randn(p.shape, generator=generator)
+                optimizer.step()
         if monitor is not None:
             monitor.close()
             assert len(found) == 10
             numbers = [v for record in found for b in record.blocks for v in (b.q_step, b.residual, b.update_rms)]
             assert all(v is not None and v > 0 for v in numbers)
-        assert optimizer._whole is not None
-        replays = optimizer._whole.replays
-        assert replays.count > 10
-        results.append((params, replays.count, len(replays._graphs)))
+        graphs = made[-1]
+        assert graphs.count > 10
+        results.append((params, graphs.count, len(graphs)))
     assert results[0][1:] == results[1][1:]
     assert all(map(torch.equal, results[0][0], results[1][0]))
 
 
-def test_the_least_used_recording_is_dropped():
-    replays = Emulated(torch.device("cpu"), 0)
-    for key in range(2 * MOST):
-        for _ in range(4):
-            replays((key,), lambda: None)
-    assert len(replays._graphs) == MOST
-    assert (2 * MOST - 1,) in replays._graphs
-    assert (0,) not in replays._graphs
-
-
-def test_two_gradients_at_once_are_recorded():
+def test_two_gradients_at_once_are_recorded(counted):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
     x, y = torch.randn(20, 3, dtype=torch.float64), torch.randn(20, 2, dtype=torch.float64)
     optimizer = PSGD(model.parameters(), lr=0.1, probe=FiniteDifference(module=model, batched=True))
     losses = [float(optimizer.step(lambda: (model(x) - y).square().mean())) for _ in range(40)]
     assert losses[-1] < 0.7 * losses[0]
-    assert optimizer._whole is not None
-    assert optimizer._whole.replays.count > 30
-
-
-def test_numbers_stay_at_their_places():
-    replays = Emulated(torch.device("cpu"), 0)
-    first = replays.hold("lr", [0.1, torch.tensor(0.2)], torch.float64)
-    assert [float(place) for place in first] == pytest.approx([0.1, 0.2])
-    second = replays.hold("lr", [0.3, torch.tensor([0.4])], torch.float64)
-    assert [place.data_ptr() for place in first] == [place.data_ptr() for place in second]
-    assert [float(place) for place in second] == pytest.approx([0.3, 0.4])
+    assert counted["replays"] > 30

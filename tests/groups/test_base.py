@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from psgd import Dense, Kronecker, LimitedMemory, LowRank, MaxAbs, Whitening, c3
+from psgd import Dense, Diagonal, Kronecker, LimitedMemory, LowRank, MaxAbs, Whitening, c3
 from psgd.criteria import Criterion
-from psgd.groups import Group
+from psgd.groups import Group, Groups, Structure
 from psgd.tangent import Tangent
 
 from ..cases import CASES, CRITERIA, GROUPS, NORMALIZATIONS, Case, cases, criteria, groups, normalizations, scale_
@@ -280,11 +280,11 @@ def test_q_stays_finite_under_the_worst_of_tangents(dtype: torch.dtype, normaliz
 
 
 def test_factors_are_kept_in_balance_and_p_keeps_every_bit():
-    group = Kronecker().init((4, 3, 2), dtype=torch.float64, device="cpu")
+    group = Kronecker(inverse_free=False).init((4, 3, 2), dtype=torch.float64, device="cpu")
     group.factors[0].dense().mul_(2.0**40)
     group.factors[2].dense().mul_(2.0**-10)
     before = group.dense().clone()
-    group._balance_(torch.ones(1, dtype=torch.bool))
+    group.descend_(c3(group, *torch.randn(2, 1, 4, 3, 2, dtype=torch.float64)), 0.0)
     assert torch.equal(group.dense(), before)
     sizes = torch.stack([factor.diagonal().amax() for factor in group.factors]).log2()
     assert sizes.max() - sizes.min() <= 2
@@ -295,3 +295,59 @@ def test_meta_groups_take_no_memory_and_tell_their_size():
     assert group.nbytes() == 3 * 4 * (300**2 + 200**2)
     assert isinstance(group, Group)
     assert group.describe() == "symmetric 300 ⊗ symmetric 200"
+
+
+# -- groups of a bucket -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "structure", [Kronecker(), Kronecker(max_dense=3), Kronecker(max_dense=0), Diagonal()], ids=str
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_direction_has_the_length_of_its_step(structure: Structure, dtype: torch.dtype):
+    groups = [structure.init(shape, batch=2, dtype=torch.float64, device="cpu") for shape in ((3, 4), (5,))]
+    for group in groups:
+        for buffer in group.buffers().values():
+            buffer.add_(torch.rand(buffer.shape, dtype=buffer.dtype, generator=torch.Generator().manual_seed(0)))
+    gs = [torch.randn(2, *shape, dtype=torch.float64) for shape in ((3, 4), (5,))]
+    right = [group.precondition(g) for group, g in zip(groups, gs, strict=True)]
+    rate = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    together = structure.together(groups)
+    d = together.precondition(gs)
+    assert d.divisor is None
+    torch.testing.assert_close(d.length, torch.cat([r.flatten(1).norm(dim=1) for r in right]))
+    for array, r, g in zip(d.arrays, right, gs, strict=True):
+        torch.testing.assert_close(array.length(), r.flatten(1).norm(dim=1))
+        step = array.times(rate, g.shape[1:], dtype)
+        assert step.dtype == dtype
+        assert step.shape == g.shape
+        torch.testing.assert_close(step, (r * rate.view(-1, *[1] * (g.ndim - 1))).to(dtype))
+
+
+@criteria
+@pytest.mark.parametrize("structure", [Dense(), Kronecker(), Kronecker(inverse_free=False), LowRank(1)], ids=str)
+def test_groups_together_move_as_each_alone(structure: Structure, criterion: Criterion):
+    """Blocks whose pair says nothing keep every bit, and all do if there is no step."""
+    shapes = ((3, 4), (6,))
+    groups = [structure.init(shape, batch=2, dtype=torch.float64, device="cpu") for shape in shapes]
+    alone = [group.bind({k: v.clone() for k, v in group.buffers().items()}) for group in groups]
+    pairs = [torch.randn(2, 2, *shape, dtype=torch.float64) for shape in shapes]
+    informative = [torch.tensor([True, False]), torch.tensor([True, True])]
+    together = structure.together(groups)
+    for ok in (torch.tensor(False), torch.tensor(True)):
+        before = [group.dense().clone() for group in groups]
+        measured = [(criterion(Q, *p.clone()), i) for Q, p, i in zip(groups, pairs, informative, strict=True)]
+        together.descend_(iter(measured), 0.1, ok)
+        for old, group, says in zip(before, groups, informative, strict=True):
+            for row, moves in enumerate(ok & says):
+                assert torch.equal(group.dense()[row], old[row]) != moves
+    for group, Q, pair, says in zip(groups, alone, pairs, informative, strict=True):
+        Q.descend_(criterion(Q, *pair.clone()), 0.1, usable=says)
+        torch.testing.assert_close(group.dense(), Q.dense(), **EXACT)
+
+
+def test_only_structures_that_whiten_in_closed_form_have_whiten_():
+    Q = Groups([Diagonal().init((3,), dtype=torch.float32, device="cpu")])
+    assert not Q.whitens
+    with pytest.raises(TypeError, match="diagonal 3: only structures"):
+        Q.whiten_([torch.ones(1, 3)], 0.1, 0.0, torch.tensor(True))

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-import psgd.optimizer
+import psgd.probes.whitening
 from psgd import PSGD, Dense, Diagonal, Kronecker, LimitedMemory, LowRank, Whitening, c3
 from psgd.groups import Group
 from psgd.groups.diagonal import DiagonalFactor
 from psgd.groups.inverse_free import KINDS, Chores
-from psgd.groups.pooled import Pools
+from psgd.groups.pooled import Pooled
 
 from ..cases import Case, cases
 
@@ -67,11 +67,11 @@ def test_large_blocks_as_on_a_gpu(structure):
 @pytest.mark.parametrize("max_dense", [2048, 20, 6, 0])
 def test_whitening(shape, max_dense):
     group = Kronecker(max_dense).init(shape, batch=2, dtype=torch.float32, device="cpu")
-    pools = Pools([group])
+    pooled = Pooled([group])
     g = torch.randn(2, *shape)
     each = []
     for chores in (Chores.of(number, 0.1) for number in range(KINDS)):
-        update = partial(pools.whiten_, damping=1e-3 * chores.damping, usable=torch.tensor(True), tidy=chores.tidy)
+        update = partial(pooled.whiten_, damping=1e-3 * chores.damping, ok=torch.tensor(True), tidy=chores.tidy)
         each.append(counted(lambda update=update: update([g], 0.1)) / 2)
     assert products(group) == sum(each) / KINDS
 
@@ -81,7 +81,7 @@ def test_whitening(shape, max_dense):
     "structure", [Kronecker(), Kronecker(max_dense=4), Kronecker(inverse_free=False), Diagonal()], ids=str
 )
 def test_steps_of_the_optimizer(structure, update_every, monkeypatch):
-    monkeypatch.setattr(psgd.optimizer, "mix", lambda step: step // update_every)  # one update of each kind
+    monkeypatch.setattr(psgd.probes.whitening, "mix", lambda step: step // update_every)  # one update of each kind
     model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Tanh(), nn.Linear(6, 3, bias=False))
     optimizer = PSGD(
         model.parameters(), lr=0.001, probe=Whitening(), preconditioner=structure, update_every=update_every

@@ -13,7 +13,6 @@ from psgd.criteria import Criterion
 from psgd.groups.diagonal import DiagonalFactor
 from psgd.groups.inverse_free import InverseFree
 from psgd.groups.near_symmetric import NearSymmetric
-from psgd.groups.pooled import Pools
 from psgd.tangent import Tangent
 
 from ..cases import criteria
@@ -521,11 +520,12 @@ def test_q_stays_sound_under_gradients_of_any_kind(shape: tuple[int, ...], lr: f
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_factors_of_very_different_size_are_balanced(dtype: torch.dtype):
     """By powers of two: ``P`` keeps every bit."""
-    group = Case((4, 3, 2)).group(dtype=dtype)
+    case = Case((4, 3, 2))
+    group, (dtheta, dgrad) = case.group(dtype=dtype), case.vectors(2).to(dtype)
     for factor, scale in zip(group.factors, [2.0**40, 2.0**-50, 1.0], strict=True):
         factor.root.mul_(scale)
     before = group.dense()
-    Pools([group])._tidy_(torch.tensor([True, True, True]))
+    group.descend_(c3(group, dtheta, dgrad), 0.0)
     sizes = torch.stack([factor.diagonal().amax() for factor in group.factors])
     assert sizes.amax() / sizes.amin() <= 4
     assert torch.equal(group.dense(), before)

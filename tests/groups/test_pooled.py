@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,17 +13,20 @@ from torch import Tensor
 
 from psgd import Kronecker, c2, c3
 from psgd.criteria import Criterion
+from psgd.groups.base import Scaled
 from psgd.groups.inverse_free import InverseFree
 from psgd.groups.near_symmetric import NearSymmetric, safe
-from psgd.groups.pooled import Pools, adjacent
+from psgd.groups.pooled import Pooled
+from psgd.tangent import Tangent
 
 from ..cases import criteria
 from .test_inverse_free import CASES, Case, cases, copies, flatten, moved, stuck, unfolded
 
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 YES, NO = torch.tensor(True), torch.tensor(False)
+ALL = torch.ones(9, dtype=torch.bool)
 #: several shapes, with factors of equal and different sizes and both kinds
-FLEET = [Case((4, 3)), Case((3, 4)), Case((4,)), Case((2, 3, 4)), Case((3, 7), Kronecker(max_dense=3)), Case((1,))]
+BUCKET = [Case((4, 3)), Case((3, 4)), Case((4,)), Case((2, 3, 4)), Case((3, 7), Kronecker(max_dense=3)), Case((1,))]
 
 
 def one_by_one(group: InverseFree) -> list[InverseFree]:
@@ -31,27 +35,35 @@ def one_by_one(group: InverseFree) -> list[InverseFree]:
 
 
 def whiten_(group: InverseFree, g: Tensor, lr: float = 0.1, damping: float = 0.0, **options) -> tuple[Tensor, Tensor]:
-    (parts,), length = Pools([group]).whiten_([g], lr, damping, options.pop("usable", YES), **options)
-    return multiplied(*parts), length
+    whitened = Pooled([group]).whiten_([g], lr, damping, options.pop("ok", YES), **options)
+    (array,) = whitened.arrays
+    return multiplied(array), whitened.length
 
 
-def multiplied(v: Tensor, scale: Tensor | None) -> Tensor:
-    return v if scale is None else v * scale
+def multiplied(array: Scaled) -> Tensor:
+    return array.v if array.scale is None else array.v * array.scale
+
+
+def tangents_of(criterion: Criterion, groups: list[InverseFree], pairs: list[Tensor]) -> Iterator[Tangent]:
+    return (criterion(group, *pair.clone()) for group, pair in zip(groups, pairs, strict=True))
 
 
 @pytest.mark.parametrize("tidy", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_together_equals_each_alone(tidy: bool, weighted: bool):
-    stacks = [case.group(batch=1 + i % 3, seed=i, asymmetry=0.05) for i, case in enumerate(FLEET)]
-    gs = [case.vectors(1, batch=1 + i % 3, seed=10 + i)[0] for i, case in enumerate(FLEET)]
+    stacks = [case.group(batch=1 + i % 3, seed=i, asymmetry=0.05) for i, case in enumerate(BUCKET)]
+    gs = [case.vectors(1, batch=1 + i % 3, seed=10 + i)[0] for i, case in enumerate(BUCKET)]
     count = sum(map(len, gs))
     lr = torch.linspace(0.05, 0.4, count, dtype=torch.float64)
     weight = torch.linspace(0.5, 2.0, count, dtype=torch.float64) if weighted else None
     alone = [group for stack in stacks for group in one_by_one(stack)]
     blocks = [block[None] for g in gs for block in g]
-    whitened, lengths = Pools(stacks).whiten_(gs, lr, 0.1, YES, weight, tidy=tidy)
+    whitened = Pooled(stacks).whiten_(gs, lr, 0.1, YES, weight, tidy=tidy)
+    lengths = whitened.length
+    assert not gs
     assert lengths.shape == (count,)
-    results = [v[None] for parts in whitened for v in multiplied(*parts)]
+    assert whitened.divisor is None
+    results = [v[None] for array in whitened.arrays for v in multiplied(array)]
     new = [group for stack in stacks for group in one_by_one(stack)]
     for i, (group, g) in enumerate(zip(alone, blocks, strict=True)):
         v, length = whiten_(
@@ -65,16 +77,17 @@ def test_together_equals_each_alone(tidy: bool, weighted: bool):
 
 @criteria
 def test_descending_together_equals_each_alone(criterion: Criterion):
-    stacks = [case.group(batch=1 + i % 3, seed=i, asymmetry=0.05) for i, case in enumerate(FLEET)]
-    pairs = [case.vectors(2, batch=1 + i % 3, seed=10 + i) for i, case in enumerate(FLEET)]
+    stacks = [case.group(batch=1 + i % 3, seed=i, asymmetry=0.05) for i, case in enumerate(BUCKET)]
+    pairs = [case.vectors(2, batch=1 + i % 3, seed=10 + i) for i, case in enumerate(BUCKET)]
     count = sum(pair.shape[1] for pair in pairs)
     lr = torch.linspace(0.05, 0.4, count, dtype=torch.float64)
     usable = torch.arange(count) % 4 != 2
     alone = [group for stack in stacks for group in one_by_one(stack)]
     blocks = [pair[:, b : b + 1] for pair in pairs for b in range(pair.shape[1])]
-    tangents = [criterion(stack, *pair.clone()) for stack, pair in zip(stacks, pairs, strict=True)]
-    Pools(stacks).descend_(tangents, lr, usable)
-    assert not tangents
+    informative = usable.split([pair.shape[1] for pair in pairs])
+    measured = zip(tangents_of(criterion, stacks, pairs), informative, strict=True)
+    Pooled(stacks).descend_(measured, lr, YES)
+    assert not list(measured)
     new = [group for stack in stacks for group in one_by_one(stack)]
     for i, (group, pair) in enumerate(zip(alone, blocks, strict=True)):
         before = copies(group)
@@ -87,12 +100,13 @@ def test_descending_together_equals_each_alone(criterion: Criterion):
 
 @pytest.mark.parametrize("order", [(c2, c3), (c3, c2)], ids=["c2 c3", "c3 c2"])
 def test_groups_may_have_tangents_of_different_kinds(order: tuple[Criterion, Criterion]):
-    stacks = [case.group(seed=i) for i, case in enumerate(FLEET[:2])]
-    pairs = [case.vectors(2, seed=10 + i) for i, case in enumerate(FLEET[:2])]
+    stacks = [case.group(seed=i) for i, case in enumerate(BUCKET[:2])]
+    pairs = [case.vectors(2, seed=10 + i) for i, case in enumerate(BUCKET[:2])]
     alone = [stack.bind({k: v.clone() for k, v in stack.buffers().items()}) for stack in stacks]
     for criterion, group, pair in zip(order, alone, pairs, strict=True):
         group.descend_(criterion(group, *pair.clone()), 0.2)
-    Pools(stacks).descend_([c(g, *p.clone()) for c, g, p in zip(order, stacks, pairs, strict=True)], 0.2, YES)
+    measured = [(c(g, *p.clone()), ALL[:1]) for c, g, p in zip(order, stacks, pairs, strict=True)]
+    Pooled(stacks).descend_(measured, 0.2, YES)
     for stack, group in zip(stacks, alone, strict=True):
         for ours, theirs in zip(copies(stack), copies(group), strict=True):
             torch.testing.assert_close(ours, theirs, **EXACT)
@@ -100,10 +114,10 @@ def test_groups_may_have_tangents_of_different_kinds(order: tuple[Criterion, Cri
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_q_that_is_not_finite_does_not_spread(bad: float):
-    stacks = [case.group(seed=i) for i, case in enumerate(FLEET)]
-    pairs = [case.vectors(2, seed=10 + i) for i, case in enumerate(FLEET)]
+    stacks = [case.group(seed=i) for i, case in enumerate(BUCKET)]
+    pairs = [case.vectors(2, seed=10 + i) for i, case in enumerate(BUCKET)]
     next(iter(stacks[0].buffers().values())).fill_(bad)
-    Pools(stacks).descend_([c3(g, *p.clone()) for g, p in zip(stacks, pairs, strict=True)], 0.1, YES)
+    Pooled(stacks).descend_([(tangent, ALL[:1]) for tangent in tangents_of(c3, stacks, pairs)], 0.1, YES)
     assert all(bool(torch.isfinite(buffer).all()) for stack in stacks[1:] for buffer in copies(stack))
 
 
@@ -241,10 +255,10 @@ def test_what_is_not_usable_changes_no_bit(case: Case, tidy: bool, asymmetry: fl
         "vanished": (case.vectors(1)[0] * 1e-40, YES),
         "exploded": (case.vectors(1)[0] * 1e40, YES),
     }
-    for name, (g, usable) in gradients.items():
+    for name, (g, ok) in gradients.items():
         group = case.group(asymmetry=asymmetry)
         before = copies(group)
-        whiten_(group, g, 0.5, 0.1, usable=usable, tidy=tidy)
+        whiten_(group, g, 0.5, 0.1, ok=ok, tidy=tidy)
         assert all(torch.equal(a, b) for a, b in zip(copies(group), before, strict=True)), name
 
 
@@ -284,35 +298,6 @@ def test_without_tidying_factors_are_neither_turned_nor_balanced():
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_parts_side_by_side_are_seen_as_one_tensor():
-    whole = torch.arange(24.0).view(6, 2, 2)
-    parts = [whole[:1], whole[1:4], whole[4:]]
-    view = adjacent(parts)
-    assert view is not None
-    assert torch.equal(view, whole)
-    view[5] = -1
-    assert torch.equal(parts[2][1], torch.full((2, 2), -1.0))
-    inner = adjacent(parts[1:])
-    assert inner is not None
-    assert inner.data_ptr() == whole[1].data_ptr()
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        lambda t: [t[1:2], t[:1]],
-        lambda t: [t[:1], t[2:3]],
-        lambda t: [t[:1], t[:1]],
-        lambda t: [t[:2], t[2:].clone()],
-        lambda t: [t[:2].mT, t[2:].mT],
-        lambda t: [t[::2], t[1::2]],
-    ],
-    ids=["reversed", "gap", "twice", "elsewhere", "transposed", "interleaved"],
-)
-def test_other_parts_are_not(parts):
-    assert adjacent(parts(torch.arange(16.0).view(4, 2, 2))) is None
-
-
 def test_memory_makes_no_difference():
     """Factors side by side are fitted in place, others in a copy that is put back."""
     case = Case((4, 4, 4))
@@ -323,28 +308,28 @@ def test_memory_makes_no_difference():
     joined = joined.bind(dict(zip(buffers, whole.split(2), strict=True)))
     results = []
     for group, copied in ((apart, True), (joined, False)):
-        pools = Pools([group])
-        assert [pool.copied for pool in pools.pools] == [copied]
+        pooled = Pooled([group])
+        assert [pool.copied for pool in pooled.pools] == [copied]
         if not copied:
-            assert pools.pools[0].Q.data_ptr() == whole.data_ptr()
+            assert pooled.pools[0].Q.data_ptr() == whole.data_ptr()
         for _ in range(3):
-            pools.whiten_([g], 0.3, 0.1, YES)
+            pooled.whiten_([g], 0.3, 0.1, YES)
         results.append(group.dense())
     assert torch.equal(*results)
     assert not torch.equal(results[0], case.group(batch=2, asymmetry=0.1).dense())
 
 
-def test_pools_see_what_others_did_to_their_groups():
+def test_pooled_groups_see_what_others_did_to_their_groups():
     """Also where factors are copied."""
     case = Case((4, 4))
     (g,) = case.vectors(1)
     group = case.group()
-    pools = Pools([group])
-    pools.whiten_([g], 0.1, 0.0, YES)
+    pooled = Pooled([group])
+    pooled.whiten_([g], 0.1, 0.0, YES)
     for factor in group.factors:
         factor.dense().mul_(2.0)
     fresh = group.bind({k: v.clone() for k, v in group.buffers().items()})
-    pools.whiten_([g], 0.1, 0.0, YES)
+    pooled.whiten_([g], 0.1, 0.0, YES)
     whiten_(fresh, g, 0.1, 0.0)
     torch.testing.assert_close(group.dense(), fresh.dense(), **EXACT)
 
@@ -374,7 +359,7 @@ def test_gradients_are_whitened(dtype: torch.dtype, condition: float, limit: flo
         U, _ = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64))
         L.append(1.3 * U * torch.logspace(0, math.log10(condition) / 2, n, dtype=torch.float64) @ U.mT)
     group = Kronecker().init(shape, dtype=dtype, device="cpu")
-    pools = Pools([group])
+    pooled = Pooled([group])
 
     def error() -> float:
         Q = group.dense()[0].double()
@@ -384,5 +369,5 @@ def test_gradients_are_whitened(dtype: torch.dtype, condition: float, limit: flo
     assert error() > 2 * limit
     for step in range(500):
         G = L[0] @ torch.randn(1, *shape, generator=generator, dtype=torch.float64) @ L[1]
-        pools.whiten_([G.to(dtype)], 0.1 if step < 250 else 0.03, 1e-6, YES, tidy=step % 8 == 0)
+        pooled.whiten_([G.to(dtype)], 0.1 if step < 250 else 0.03, 1e-6, YES, tidy=step % 8 == 0)
     assert error() < limit

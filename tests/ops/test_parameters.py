@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from psgd.ops.parameters import average_, can_fuse, subtract_
+from psgd.ops.parameters import all_finite, average_, can_fuse, subtract_
 
 YES = {torch.device("cpu"): torch.tensor(True)}
 NO = {torch.device("cpu"): torch.tensor(False)}
@@ -61,7 +61,7 @@ def test_subtract_is_plain_arithmetic(of_targets, of_steps, layout: str, steps_t
     right = [t.double() - (s.double() + decay * t.double()) for t, s in zip(targets, steps, strict=True)]
     strides = [t.stride() for t in targets]
     pointers = [t.data_ptr() for t in targets]
-    subtract_(targets, steps, decay, YES)
+    subtract_(targets, steps, [decay] * len(SHAPES), YES)
     tolerance = 2 * torch.finfo(of_targets).eps
     for t, wanted in zip(targets, right, strict=True):
         assert t.dtype == of_targets
@@ -70,16 +70,39 @@ def test_subtract_is_plain_arithmetic(of_targets, of_steps, layout: str, steps_t
     assert [t.data_ptr() for t in targets] == pointers
 
 
+MIXED = {
+    "numbers": [0.25, 0.0, 0.5, 0.125],
+    "the last differs": [0.25, 0.25, 0.25, 0.5],
+    "tensors": [torch.tensor(d) for d in (0.25, 0.0, 0.5, 0.125)],
+    "both": [0.25, torch.tensor(0.0), 0.5, torch.tensor(0.125)],
+    "one tensor": [torch.tensor(0.25)] * 4,
+}
+
+
 @dtypes
 @layouts
-@pytest.mark.parametrize("decay", [0.0, 0.25])
+@pytest.mark.parametrize("kind", MIXED)
+def test_every_tensor_has_its_own_decay(of_targets, of_steps, layout: str, kind: str):
+    decays = MIXED[kind]
+    targets, steps = LAYOUTS[layout](tensors(of_targets)), tensors(of_steps, seed=1)
+    each = zip(targets, steps, map(float, decays), strict=True)
+    right = [t.double() - (s.double() + d * t.double()) for t, s, d in each]
+    subtract_(targets, steps, decays, YES)
+    tolerance = 2 * max(torch.finfo(of_targets).eps, torch.finfo(of_steps).eps)
+    for t, wanted in zip(targets, right, strict=True):
+        torch.testing.assert_close(t.double(), wanted, rtol=tolerance, atol=2 * tolerance)
+
+
+@dtypes
+@layouts
+@pytest.mark.parametrize("decays", [[0.0] * 4, [0.25] * 4, [0.0, 0.25, 0.5, torch.tensor(0.75)]], ids=str)
 @pytest.mark.parametrize("bad", [1.0, torch.nan])
-def test_what_is_called_off_changes_no_bit(of_targets, of_steps, layout: str, decay: float, bad: float):
+def test_what_is_called_off_changes_no_bit(of_targets, of_steps, layout: str, decays, bad: float):
     """Also of targets that are not finite themselves, or a negative zero."""
     targets = LAYOUTS[layout](tensors(of_targets))
     targets[1][0], targets[1][1], targets[1][2] = torch.nan, -torch.inf, -0.0
     before = [t.clone() for t in targets]
-    subtract_(targets, [torch.full_like(s, bad) for s in tensors(of_steps)], decay, NO)
+    subtract_(targets, [torch.full_like(s, bad) for s in tensors(of_steps)], decays, NO)
     for t, old in zip(targets, before, strict=True):
         assert torch.equal(t.nan_to_num(nan=12345.0), old.nan_to_num(nan=12345.0))
         assert torch.equal(t.signbit() & ~t.isnan(), old.signbit() & ~old.isnan())
@@ -88,18 +111,18 @@ def test_what_is_called_off_changes_no_bit(of_targets, of_steps, layout: str, de
 def test_what_is_not_a_number_arrives_where_it_is_wanted():
     targets, steps = tensors(), tensors(seed=1)
     steps[0][0, 0] = torch.nan
-    subtract_(targets, steps, 0.0, YES)
+    subtract_(targets, steps, [0.0] * len(SHAPES), YES)
     assert targets[0][0, 0].isnan()
     assert sum(int(t.isnan().sum()) for t in targets) == 1
 
 
 def test_nothing_to_subtract_is_no_error():
-    subtract_([], [], 0.1, YES)
+    subtract_([], [], [], YES)
 
 
 def test_subtract_reaches_into_a_larger_tensor():
     whole = torch.zeros(4, 3)
-    subtract_([whole[1], whole[3]], [torch.ones(3), torch.full((3,), 2.0)], 0.0, YES)
+    subtract_([whole[1], whole[3]], [torch.ones(3), torch.full((3,), 2.0)], [0.0, 0.0], YES)
     assert torch.equal(whole[:, 0], torch.tensor([0.0, -1.0, 0.0, -2.0]))
 
 
@@ -159,3 +182,60 @@ def test_others_are_not():
 def test_values_on_another_device_are_not_fused():
     plain = tensors()
     assert not can_fuse(plain, [t.to("meta") for t in plain])
+
+
+# -- whether all is finite --------------------------------------------------------------------------------------------
+
+finite_dtypes = pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64], ids=str
+)
+
+
+@finite_dtypes
+@layouts
+def test_ordinary_numbers_are_finite(dtype: torch.dtype, layout: str):
+    (flag,) = all_finite(LAYOUTS[layout](tensors(dtype)))
+    assert flag.dtype == torch.bool
+    assert flag.shape == ()
+    assert flag
+
+
+@finite_dtypes
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_one_element_that_is_not_finite_is_found_wherever_it_is(dtype: torch.dtype, bad: float):
+    for k in range(len(SHAPES)):
+        for position in (0, -1):
+            ts = tensors(dtype)
+            ts[k].view(-1)[position] = bad
+            (flag,) = all_finite(ts)
+            assert not flag, (k, position)
+
+
+def test_infinities_of_both_signs_do_not_cancel():
+    (flag,) = all_finite([torch.tensor([torch.inf, -torch.inf]), torch.ones(3)])
+    assert not flag
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_sum_beyond_half_precision_is_finite(dtype: torch.dtype):
+    (flag,) = all_finite([torch.full((100,), torch.finfo(torch.float16).max, dtype=dtype)])
+    assert flag
+
+
+def test_an_imaginary_part_counts():
+    (flag,) = all_finite([torch.tensor([1 + 2j, complex(0, torch.nan)])])
+    assert not flag
+
+
+def test_there_is_a_flag_for_each_dtype_and_device():
+    ts = [torch.ones(2), torch.ones(2, dtype=torch.float64) * torch.nan, torch.ones(3), torch.ones(2, device="meta")]
+    flags = all_finite(ts)
+    assert sorted(flag.device.type for flag in flags) == ["cpu", "cpu", "meta"]
+    assert sorted(bool(flag) for flag in flags if flag.device.type == "cpu") == [False, True]
+
+
+def test_empty_tensors_say_nothing():
+    assert all_finite([]) == []
+    assert all_finite([torch.empty(0), torch.empty(0, 3)]) == []
+    (flag,) = all_finite([torch.empty(0), torch.ones(2)])
+    assert flag

@@ -1,5 +1,5 @@
-"""Kernels that go through parameters of many shapes. Skipped, visibly, where there is no GPU; ``test_replay`` has what
-they are used for, with emulated ones.
+"""Kernels that go through parameters of many shapes. Skipped, visibly, where there is no GPU;
+``engine/test_recorder.py`` has what they are used for, with emulated ones.
 """
 
 from __future__ import annotations
@@ -7,11 +7,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from psgd.ops.addresses import Addresses
-from psgd.ops.tensor_table import Table
+from psgd.ops.tensor_table import Addresses, TensorTable
 from tests.ops.test_factors import on
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 odds = pytest.mark.parametrize("odd", [False, True])
 theta_dtypes = pytest.mark.parametrize(
@@ -26,8 +25,8 @@ def shapes_of(odd: bool) -> tuple[list[tuple[int, ...]], list[int]]:
     return [(16, 32), (16, 32), (8192,), (16, 16)], [0, 512, 1024, 9600]
 
 
-def table_of(thetas: list[torch.Tensor], starts: list[int]) -> Table:
-    return Table(thetas, starts, [(0, 1, theta.numel()) for theta in thetas])
+def table_of(thetas: list[torch.Tensor], starts: list[int]) -> TensorTable:
+    return TensorTable(thetas, starts, [(0, 1, theta.numel()) for theta in thetas])
 
 
 def pointing(tensors: list[torch.Tensor]) -> Addresses:
@@ -36,6 +35,18 @@ def pointing(tensors: list[torch.Tensor]) -> Addresses:
     return addresses
 
 
+def test_addresses_stay_at_their_place():
+    addresses = Addresses(2, torch.device("cpu"))
+    place = addresses.place.data_ptr()
+    addresses.point([16, 32])
+    assert addresses.aligned
+    addresses.point([16, 36])
+    assert not addresses.aligned
+    assert addresses.place.tolist() == [16, 36]
+    assert addresses.place.data_ptr() == place
+
+
+@on_gpu
 @theta_dtypes
 @pytest.mark.parametrize("v_dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @odds
@@ -47,7 +58,7 @@ def test_parameters_of_many_shapes_move_at_once(theta_dtype, v_dtype, odd):
     rows, columns = shapes[0]
     scales = [(1, rows, columns), (1 + rows, rows, columns), (0, 1, thetas[2].numel()), (50, shapes[3][1], 1)]
     rate, decay = on("cuda", 4, seed=2), on("cuda", 4, seed=3)
-    table = Table(thetas, starts, scales)
+    table = TensorTable(thetas, starts, scales)
     table.subtract_(v, scale, rate, decay, torch.tensor(False, device="cuda"))
     assert all(map(torch.equal, thetas, before))
     table.subtract_(v, scale, rate, decay, torch.tensor(True, device="cuda"))
@@ -58,6 +69,7 @@ def test_parameters_of_many_shapes_move_at_once(theta_dtype, v_dtype, odd):
         torch.testing.assert_close(thetas[b], expected.to(theta_dtype))
 
 
+@on_gpu
 @theta_dtypes
 @odds
 @pytest.mark.parametrize("bad", [None, torch.nan, torch.inf, -torch.inf])
@@ -80,6 +92,7 @@ def test_what_is_not_finite_is_found_wherever_it_is(theta_dtype, odd, bad):
     assert not never
 
 
+@on_gpu
 @theta_dtypes
 @odds
 def test_tensors_are_gathered(theta_dtype, odd):
@@ -93,6 +106,7 @@ def test_tensors_are_gathered(theta_dtype, odd):
     assert torch.equal(out, expected)
 
 
+@on_gpu
 @theta_dtypes
 @odds
 @pytest.mark.parametrize("mean_dtype", [torch.float32, torch.float64], ids=str)

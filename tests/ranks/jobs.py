@@ -230,7 +230,7 @@ def killed_while_others_wait(rank: int, directory: str) -> None:
     go(model, optimizer, torch.float64, 0, 2)
     save(model, optimizer, directory)
     if dist.get_rank() == rank:
-        optimizer._head = lambda *_: os._exit(1)  # type: ignore[method-assign]
+        optimizer.probe.fit_ = lambda *_: os._exit(1)  # type: ignore[method-assign]
     go(model, optimizer, torch.float64, 2, 4)
 
 
@@ -290,9 +290,14 @@ def half_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def owners(kind: str, **options: Any) -> dict[int, int]:
-    """Which rank has the block of which parameter."""
+    """Which rank has the block of which parameter, as the ranks tell each other."""
     model, more = wrapped(model_of(torch.float32), kind)
-    return PSGD(model.parameters(), **options, **more)._owners
+    mine = [i for stack in PSGD(model.parameters(), **options, **more).stacks for i in stack.positions]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    positions = [i for theirs in everyone for i in theirs]
+    assert len(positions) == len(set(positions))
+    return {i: rank for rank, theirs in enumerate(everyone) for i in theirs}
 
 
 def a_bad_gradient_on_one_rank(kind: str, error_if_nonfinite: bool) -> tuple[bool, int]:

@@ -79,7 +79,7 @@ CONTINUE = """
 import sys, pickle, torch
 sys.path.insert(0, sys.argv[1])
 torch.set_num_threads(1)
-from tests.test_state import make, bits, STRUCTURES, PROBES, DTYPES
+from tests.state.test_store import make, bits, STRUCTURES, PROBES, DTYPES
 from tests.cases import train
 results = []
 for saved in torch.load(sys.argv[2], weights_only=True):
@@ -511,6 +511,31 @@ def test_a_group_taken_out_is_left_alone():
     assert torch.equal(model[0].weight, before)
     assert torch.equal(optimizer.state[model[3].weight]["Q0_root"], Q)
     assert int(optimizer.state[model[3].weight]["step"]) == 5
+
+
+def test_only_groups_with_momentum_keep_an_average():
+    """Also if blocks of one shape are in both, and if momentum is switched on later."""
+    a, b = (nn.Parameter(torch.ones(3, 4)) for _ in range(2))
+    optimizer = PSGD([{"params": [a], "momentum": 0.9}, {"params": [b]}], lr=0.01, probe=Whitening(), momentum=0.0)
+
+    def step() -> None:
+        for p in (a, b):
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+
+    step()
+    assert "momentum" in optimizer.state[a]
+    assert "momentum" not in optimizer.state[b]
+    optimizer.param_groups[1]["momentum"] = 0.5
+    step()
+    assert float(optimizer.state[a]["momentum_weight"]) == pytest.approx(1 - 0.9**2)
+    assert float(optimizer.state[b]["momentum_weight"]) == pytest.approx(0.5)
+
+
+def test_stacks_have_blocks_of_one_param_group():
+    params = [nn.Parameter(torch.ones(3, 4)) for _ in range(5)]
+    optimizer = PSGD([{"params": params[:2]}, {"params": params[2:]}], lr=0.01)
+    assert [stack.positions for stack in optimizer.stacks] == [[0, 1], [2, 3, 4]]
 
 
 def test_looking_at_it_in_inference_mode_does_no_harm():

@@ -39,6 +39,14 @@ class Graphs:
         self._pool: Any = None
         self._held: dict[str, list[tuple[Any, Tensor]]] = {}
 
+    def __len__(self) -> int:
+        """Number of recordings that are kept."""
+        return len(self._graphs)
+
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether a recording is kept under a key."""
+        return key in self._graphs
+
     @cached_property
     def worthwhile(self) -> bool:
         return self.nbytes < LARGE * torch.cuda.get_device_properties(self.device).total_memory

@@ -1,4 +1,4 @@
-"""The numbers of a param group: when an update of Q is due."""
+"""When an update of Q is due."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from psgd.state.store import options
+from psgd.engine.schedule import is_due
 
 
 def schedule(every: int, anneal: int, steps: int) -> list[int]:
-    return [t for t in range(steps) if options.is_due({"update_every": every, "update_anneal": anneal}, t)]
+    return [t for t in range(steps) if is_due({"update_every": every, "update_anneal": anneal}, t)]
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 10, 97])

@@ -11,13 +11,13 @@ from torch.optim import Optimizer
 
 from .blocks import Blocks, PerTensor
 from .criteria import Criterion, c3
-from .engine import Motion, Pairs, Recorder, Room, Stack, Tensors, Work, flags, is_due, without_autocast
+from .engine import Motion, Recorder, Room, Stack, Work, flags, without_autocast
 from .groups import Kronecker, Structure
 from .normalize import Normalization
-from .ops import as_real, part_of
-from .probes import Draw, Evaluation, FiniteDifference, Gradients, Probe
+from .probes import Evaluation, FiniteDifference, Probe
 from .ranks import Alone, Ranks, ranks_of
-from .state import Store, checkpoint, checks, options, summary
+from .sample import measure, work_of
+from .state import Store, checkpoint, checks, loading, options, summary
 
 
 class PSGD(Optimizer):
@@ -176,15 +176,16 @@ class PSGD(Optimizer):
             closure: evaluates the model and returns the loss. ``FiniteDifference`` wants an ordinary one, which calls
                 ``backward``; ``HessianVector`` one that does not; ``Whitening`` needs none.
         """
-        evaluation, grads, due = self._measure(closure)
-        store = self._store
+        store, ranks = self._store, self._ranks
+        store.attach(self.state, self.param_groups)
+        sample = measure(closure, self.probe, store, ranks, self.error_if_nonfinite)
         with without_autocast(store.skipped):
-            work = self._work(evaluation, grads, due)
+            work = work_of(sample, self.probe, store, ranks)
             for observe in self.observers:
-                observe(int(store.clock), evaluation, work.grads.by_position)
+                observe(int(store.clock), sample.evaluation, work.grads.by_position)
             self._recorder.run(work, self.probe, self.criterion, store.params, self._agree, self._advance)
         store.clock += 1
-        return evaluation.loss
+        return sample.evaluation.loss
 
     def _advance(self, work: Work) -> None:
         """Update averages and ``Q``, and move the parameters: all of a step that the device does alone."""
@@ -209,82 +210,6 @@ class PSGD(Optimizer):
     def _agree(self, decisions: list[Tensor]) -> dict[torch.device, Tensor]:
         """Whether all flags are true, on all devices and ranks."""
         return self._ranks.all_true(flags.agree(decisions, self._store.skipped))
-
-    def _measure(self, closure: Callable[[], Any] | None) -> tuple[Evaluation, dict[int, Tensor], dict[int, Any]]:
-        """Have the probe evaluate the closure; on several ranks, an error on one of them is one on all.
-
-        Returns:
-            what the probe found, gradients by position, and for each param group whose ``Q`` is due its chores
-        """
-        store, ranks = self._store, self._ranks
-        evaluation, grads, due = Evaluation(None, []), {}, {}
-        start = Gradients(())
-        try:
-            with ranks.catch() as caught:
-                self._check_before(closure)
-                start = Gradients(store.params)
-                now = int(store.clock)
-                groups = enumerate(self.param_groups)
-                due = {g: self.probe.chores(now, group["precond_lr"]) for g, group in groups if is_due(group, now)}
-                moved = [i for i, kind in enumerate(store.kinds) if store.group_of[i] in due and 0 not in kind[0]]
-                draw = self._noise(now)
-                evaluation = self.probe(
-                    closure, store.params, moved, lambda i: part_of(draw(i), store.params[i]), start
-                )
-                grads = checks.gradients(store.kinds, evaluation.grads, store.name)
-            ranks.same("step", lambda: self._agreement(grads, evaluation), _ADVICE, caught.error)
-            grads = ranks.align(grads, store.params)
-            if self.error_if_nonfinite:
-                loss = ranks.deciding_loss(evaluation.loss)
-                with ranks.catch() as caught:
-                    checks.finite(loss, grads, int(store.clock), store.name)
-                ranks.together(caught.error, f"step {int(store.clock)}")
-        except BaseException:
-            start.restore()
-            raise
-        return evaluation, grads, due
-
-    def _noise(self, step: int) -> Callable[[int], Tensor]:
-        draw, store = Draw(step), self._store
-        return lambda i: draw(as_real(store.params[i]), store.options_of(i)["seed"], i)
-
-    def _agreement(self, grads: Mapping[int, Tensor], evaluation: Evaluation) -> Any:
-        """What must be the same on all ranks before they rely on each other."""
-        numbers = [[group.get(name) for name in options.NAMES if name != "lr"] for group in self.param_groups]
-        shapes = [tuple(kind[0]) for kind in self._store.kinds]
-        return sorted(grads), sorted(evaluation.pairs), shapes, int(self._store.clock), numbers
-
-    def _work(self, evaluation: Evaluation, grads: dict[int, Tensor], due: dict[int, Any]) -> Work:
-        """What the step does, from whole gradients and pairs of the blocks of this rank."""
-        store = self._store
-        decisions = flags.loss_is_finite(self._ranks.deciding_loss(evaluation.loss))
-        decisions += [flag for group in self.param_groups for flag in flags.rate_is_valid(group["lr"])]
-        mine, evaluation.pairs, checked = self._ranks.gather(grads, evaluation.pairs, store.params)
-        if not self.probe.whitens:  # where nothing was measured, there is nothing to fit
-            due = {g: due[g] for g in sorted({store.group_of[i] for i in evaluation.pairs})}
-        return Work(
-            store.buckets(mine),
-            Tensors(mine),
-            Pairs(evaluation.pairs),
-            due,
-            self.param_groups,
-            self._noise(int(store.clock)),
-            given=mine,
-            flags=[*decisions, *checked],
-            unchecked=() if checked else mine.values(),
-        )
-
-    def _check_before(self, closure: Callable[[], Any] | None) -> None:
-        self._notice_changes()
-        for i, group in enumerate(self.param_groups):
-            options.check(group, f" in param group {i}")
-        if closure is None and self.probe.needs_closure:
-            raise ValueError(
-                f"closure=None: {type(self.probe).__name__} wants step(closure); Whitening works without one"
-            )
-        if closure is not None and not callable(closure):
-            raise TypeError(f"closure={closure!r}: step wants a function, or None")
-        self._store.check_kinds()
 
     def _notice_changes(self) -> None:
         self._store.attach(self.state, self.param_groups)
@@ -327,39 +252,9 @@ class PSGD(Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what ``state_dict()`` returned, after checking all of it; every tensor keeps its dtype.
-
-        Torch's own way casts all of them to the dtypes of their parameters, which would round a float32 ``Q`` of a
-        bfloat16 model.
-        """
-        loaded: list[dict[str, Tensor]] = []
-
-        def check_and_copy(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-            self._notice_changes()
-            self._store.follow_model()
-            groups = checkpoint.checked_groups(saved, self.param_groups, self.defaults)
-            expected = [self._store.expected(i) for i in range(len(self._store.params))]
-            own = self._ranks.own_part(saved)
-            loaded.extend(checkpoint.checked_state(own, expected, self._store.may_be_missing()))
-            return {"state": {}, "param_groups": groups}
-
-        def install(_: Optimizer) -> None:
-            self.state.update(zip(self._store.params, loaded, strict=True))
-            self._store.attach(self.state, self.param_groups)
-            self._store.rebuild()
-
-        # After the user's own hooks before loading, and before the user's own hooks after it.
-        handles = [
-            self.register_load_state_dict_pre_hook(check_and_copy),
-            self.register_load_state_dict_post_hook(install, prepend=True),
-        ]
-        try:
-            with self._ranks.catch() as caught:
-                super().load_state_dict(state_dict)
-        finally:
-            for handle in handles:
-                handle.remove()
-        self._ranks.together(caught.error, "load_state_dict")
+        """Load what ``state_dict()`` returned, after checking all of it; every tensor keeps its dtype."""
+        with loading(self, self._store, self._ranks):
+            super().load_state_dict(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
         self._ranks.check_copy()
@@ -379,6 +274,3 @@ class PSGD(Optimizer):
         choices += [choice for choice in (self.precond_dtype, self.normalize) if choice is not None]
         top = summary.headline(type(self).__name__, choices, self.param_groups, options.NAMES)
         return f"{top}\n{summary.table(self.stacks, self._store.params)}"
-
-
-_ADVICE = "the same parameters must have gradients on every rank, and param groups the same numbers"

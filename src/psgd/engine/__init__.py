@@ -5,7 +5,6 @@ from .autocast import without_autocast
 from .bucket import Bucket, Direction, Room
 from .motion import Motion
 from .recorder import Recorder
-from .schedule import is_due
 from .stack import Stack
 from .tensors import Pairs, Tensors
 from .work import Work
@@ -21,6 +20,5 @@ __all__ = [
     "Tensors",
     "Work",
     "flags",
-    "is_due",
     "without_autocast",
 ]

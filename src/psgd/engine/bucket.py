@@ -119,7 +119,7 @@ class Bucket:
         The result is divided by the sum of the weights, so that it is unbiased from the first step on.
         """
         if not self.averaging:
-            return Average(lambda: grads.pack(self), None)
+            return Average(lambda: list(grads.pack(self)), None)
         grads.average_(self, 1 - momentum, ok)
         weights = [stack.average["momentum_weight"] for stack in self.stacks]
         # Before the first usable gradient both are zero.

@@ -24,9 +24,10 @@ class Tensors:
     def __init__(self, by_position: Mapping[int, Tensor]) -> None:
         self.by_position = by_position
 
-    def pack(self, bucket: Bucket) -> list[Tensor]:
-        """Arrays ``(B, *shape)`` for the stacks of a bucket; tensors that are missing count as zero."""
-        return [stack.pack(self.by_position) for stack in bucket.stacks]
+    def pack(self, bucket: Bucket) -> Iterator[Tensor]:
+        """Arrays ``(B, *shape)`` for the stacks of a bucket, made one by one; missing tensors count as zero."""
+        for stack in bucket.stacks:
+            yield stack.pack(self.by_position)
 
     def average_(self, bucket: Bucket, weight: float, ok: Tensor) -> None:
         """``m ← m + weight (g − m)`` for the averages of a bucket, and the same for the sum of their weights."""
@@ -68,12 +69,12 @@ class TensorsAtAddresses(Tensors):
             assert bucket.table is not None
             bucket.table.check_(addresses, ok)
 
-    def pack(self, bucket: Bucket) -> list[Tensor]:
+    def pack(self, bucket: Bucket) -> Iterator[Tensor]:
         assert bucket.table is not None
         buffer = torch.empty(bucket.starts[-1], dtype=bucket.table.dtype, device=bucket.device)
         bucket.table.gather(self.addresses[bucket], buffer)
-        parts = zip(bucket.stacks, bucket.parts_of(buffer), strict=True)
-        return [part.view(len(part), *stack.blocks[0].shape).to(bucket.dtype) for stack, part in parts]
+        for stack, part in zip(bucket.stacks, bucket.parts_of(buffer), strict=True):
+            yield part.view(len(part), *stack.blocks[0].shape).to(bucket.dtype)
 
     def average_(self, bucket: Bucket, weight: float, ok: Tensor) -> None:
         assert bucket.table is not None
@@ -109,4 +110,4 @@ class PairsAtAddresses(Pairs):
     def take(self, bucket: Bucket) -> Iterator[list[Tensor]]:
         halves = [half.pack(bucket) for half in self.halves]
         for _ in bucket.stacks:
-            yield [half.pop(0) for half in halves]
+            yield [next(half) for half in halves]

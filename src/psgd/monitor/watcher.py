@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .. import diagnostics
-from ..engine import is_due, without_autocast
+from ..engine import without_autocast
 from ..ops.distributed import several_ranks
 from ..optimizer import PSGD
-from ..probes import Evaluation
+from ..probes import Evaluation, is_due
 from . import measure
 from .files import CSVFile
 from .record import Record, named_blocks

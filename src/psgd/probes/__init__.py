@@ -5,6 +5,7 @@ from .finite_difference import FiniteDifference
 from .hessian_vector import HessianVector
 from .noise import Noise as Draw
 from .restore import Gradients
+from .schedule import is_due
 from .whitening import Whitening
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "Noise",
     "Probe",
     "Whitening",
+    "is_due",
 ]

@@ -65,7 +65,7 @@ class Measured:
 
     Args:
         average: averaged gradients
-        gradients: returns the gradients
+        gradients: returns the gradients, made one by one
         pairs: ``[δθ, δg]`` for each group, made on demand; the caller owns them
         noise: standard normal numbers for each group, made on demand
         sign: −1 for a loss that is maximised, else 1
@@ -74,7 +74,7 @@ class Measured:
     """
 
     average: Average
-    gradients: Callable[[], list[Tensor]]
+    gradients: Callable[[], Iterator[Tensor]]
     pairs: Iterator[list[Tensor]]
     noise: Iterator[Tensor]
     sign: float

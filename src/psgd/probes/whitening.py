@@ -70,7 +70,7 @@ class Whitening(Probe):
                 outs=measured.outs() if of_average else None,
             )
             return whitened if of_average else None
-        gs = average.unbiased() if of_average else iter(measured.gradients())
+        gs = average.unbiased() if of_average else measured.gradients()
         # The arrays have no names of their own, so that nothing but the pair refers to them.
         pairs = ([next(measured.noise), next(gs)] for _ in Q.groups)
         self.descend_(Q, pairs, measured.sign, criterion, lr, ok)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from psgd.engine.schedule import is_due
+from psgd.probes.schedule import is_due
 
 
 def schedule(every: int, anneal: int, steps: int) -> list[int]:

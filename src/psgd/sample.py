@@ -1,0 +1,113 @@
+"""What one step measures: loss, gradients and pairs, agreed upon by all ranks, and the work that follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .engine import Pairs, Tensors, Work, flags
+from .ops import as_real, part_of
+from .probes import Draw, Evaluation, Gradients, Probe, is_due
+from .ranks import Ranks
+from .state import Store, checks, options
+
+_ADVICE = "the same parameters must have gradients on every rank, and param groups the same numbers"
+
+
+@dataclass
+class Sample:
+    """What the probe measured in one step.
+
+    Args:
+        evaluation: loss, gradients and pairs
+        grads: gradients by position, without missing and empty ones
+        due: for each param group whose ``Q`` is due what else its update does, see ``Probe.chores``
+    """
+
+    evaluation: Evaluation
+    grads: dict[int, Tensor]
+    due: dict[int, Hashable]
+
+
+def measure(
+    closure: Callable[[], Any] | None, probe: Probe, store: Store, ranks: Ranks, error_if_nonfinite: bool
+) -> Sample:
+    """Have the probe evaluate the closure; on several ranks, an error on one of them is one on all.
+
+    If anything fails, the gradients are as they were.
+    """
+    sample = Sample(Evaluation(None, []), {}, {})
+    start = Gradients(())
+    try:
+        with ranks.catch() as caught:
+            _check(closure, probe, store)
+            start = Gradients(store.params)
+            now, draw = int(store.clock), _noise(store)
+            sample.due = {
+                g: probe.chores(now, group["precond_lr"]) for g, group in enumerate(store.groups) if is_due(group, now)
+            }
+            moved = [i for i, g in enumerate(store.group_of) if g in sample.due and 0 not in store.kinds[i][0]]
+            sample.evaluation = probe(closure, store.params, moved, lambda i: part_of(draw(i), store.params[i]), start)
+            sample.grads = checks.gradients(store.kinds, sample.evaluation.grads, store.name)
+        ranks.same("step", lambda: _agreement(sample, store), _ADVICE, caught.error)
+        sample.grads = ranks.align(sample.grads, store.params)
+        if error_if_nonfinite:
+            loss = ranks.deciding_loss(sample.evaluation.loss)
+            with ranks.catch() as caught:
+                checks.finite(loss, sample.grads, int(store.clock), store.name)
+            ranks.together(caught.error, f"step {int(store.clock)}")
+    except BaseException:
+        start.restore()
+        raise
+    return sample
+
+
+def work_of(sample: Sample, probe: Probe, store: Store, ranks: Ranks) -> Work:
+    """Work of the step, from whole gradients and pairs of the blocks of this rank."""
+    evaluation = sample.evaluation
+    decisions = flags.loss_is_finite(ranks.deciding_loss(evaluation.loss))
+    for group in store.groups:
+        decisions += flags.rate_is_valid(group["lr"])
+    mine, evaluation.pairs, checked = ranks.gather(sample.grads, evaluation.pairs, store.params)
+    due = sample.due
+    if not probe.whitens:  # without a pair there is nothing to fit
+        measured = {store.group_of[i] for i in evaluation.pairs}
+        due = {g: chores for g, chores in due.items() if g in measured}
+    return Work(
+        store.buckets(mine),
+        Tensors(mine),
+        Pairs(evaluation.pairs),
+        due,
+        store.groups,
+        _noise(store),
+        given=mine,
+        flags=[*decisions, *checked],
+        unchecked=() if checked else mine.values(),
+    )
+
+
+def _noise(store: Store) -> Callable[[int], Tensor]:
+    """Standard normal numbers for the parameter at a position, a function of seed, step and position alone."""
+    draw = Draw(int(store.clock))
+    return lambda i: draw(as_real(store.params[i]), store.options_of(i)["seed"], i)
+
+
+def _check(closure: Callable[[], Any] | None, probe: Probe, store: Store) -> None:
+    store.notice_changes()
+    for i, group in enumerate(store.groups):
+        options.check(group, f" in param group {i}")
+    if closure is None and probe.needs_closure:
+        raise ValueError(f"closure=None: {type(probe).__name__} wants step(closure); Whitening works without one")
+    if closure is not None and not callable(closure):
+        raise TypeError(f"closure={closure!r}: step wants a function, or None")
+    store.check_kinds()
+
+
+def _agreement(sample: Sample, store: Store) -> Any:
+    """Facts that must be the same on all ranks before they rely on each other."""
+    numbers = [[group.get(name) for name in options.NAMES if name != "lr"] for group in store.groups]
+    shapes = [tuple(kind[0]) for kind in store.kinds]
+    return sorted(sample.grads), sorted(sample.evaluation.pairs), shapes, int(store.clock), numbers

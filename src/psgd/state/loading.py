@@ -1,0 +1,50 @@
+"""How a state dict is loaded: all of it is checked and copied before torch installs any of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..ranks.base import Ranks
+from . import checkpoint
+from .store import Store
+
+
+@contextmanager
+def loading(optimizer: Optimizer, store: Store, ranks: Ranks) -> Iterator[None]:
+    """Context of torch's own ``load_state_dict``, in which every tensor keeps its dtype.
+
+    Torch casts all of them to the dtypes of their parameters, which would round a float32 ``Q`` of a bfloat16 model.
+    """
+    loaded: list[dict[str, Tensor]] = []
+
+    def check_and_copy(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+        store.attach(optimizer.state, optimizer.param_groups)
+        store.notice_changes()
+        store.follow_model()
+        groups = checkpoint.checked_groups(saved, optimizer.param_groups, optimizer.defaults)
+        expected = [store.expected(i) for i in range(len(store.params))]
+        loaded.extend(checkpoint.checked_state(ranks.own_part(saved), expected, store.may_be_missing()))
+        return {"state": {}, "param_groups": groups}
+
+    def install(_: Optimizer) -> None:
+        optimizer.state.update(zip(store.params, loaded, strict=True))
+        store.attach(optimizer.state, optimizer.param_groups)
+        store.rebuild()
+
+    # After the user's own hooks before loading, and before the user's own hooks after it.
+    handles = [
+        optimizer.register_load_state_dict_pre_hook(check_and_copy),
+        optimizer.register_load_state_dict_post_hook(install, prepend=True),
+    ]
+    try:
+        with ranks.catch() as caught:
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    ranks.together(caught.error, "load_state_dict")

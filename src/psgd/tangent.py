@@ -168,6 +168,9 @@ def largest(v: Tensor) -> Tensor:
     axes = tuple(range(1, v.ndim))
     if v.is_cuda and axes:
         return torch.linalg.vector_norm(v, torch.inf, dim=axes)
+    if len(v) == 1:  # both in one pass
+        least, most = v.aminmax()
+        return torch.maximum(most, -least).view(1)
     return torch.maximum(v.amax(axes), -v.amin(axes))
 
 

@@ -43,8 +43,8 @@ def multiply_axis(M: Tensor, v: Tensor, axis: int, out: Tensor | None = None) ->
         left, right = v.reshape(flat), M.mT
     else:
         flat = (-1, before, n, after)
-        left, right = M[:, None], v.reshape(flat)
-    return torch.matmul(left, right, out=None if out is None else out.view(flat)).view(shape)
+        return torch.matmul(M[:, None], v.reshape(flat), out=None if out is None else out.view(flat)).view(shape)
+    return torch.bmm(left, right, out=None if out is None else out.view(flat)).view(shape)
 
 
 def gram_(v: Tensor, axis: int, out: Tensor, scale: Tensor | None = None, add: bool = False) -> None:

@@ -184,7 +184,7 @@ def layers() -> Figure:
     rows: list[tuple[str, list[list[tuple[str, str]]]]] = [
         ("tools", [[("tools", name)] for name in ("cli", "bench", "experiments")]),
         ("", [[("tools", name) for name in ("planning", "minimizing", "monitor", "lightning", "diagnostics")]]),
-        ("a step that reads\nlike the paper's", [[("optimizer", "optimizer: PSGD")]]),
+        ("a step that reads\nlike the paper's", [[("optimizer", "optimizer: PSGD, with sample")]]),
         ("durable", [[("state", "state")]]),
         ("fast | distributed", [[("engine", "engine"), ("ranks", "ranks")]]),
         ("the paper", [[("probes", name) for name in ("probes", "criteria", "blocks")]]),
@@ -280,7 +280,7 @@ def step() -> Figure:
     axis.text(123.5, 48.6, "for each bucket", ha="right", va="top", color="0.25", fontsize=8)
     rows = [
         (95, 1, "optimizer", "PSGD.step(closure)", ""),
-        (86.5, 3, "probes", "_measure: probe(closure, …)", "loss, gradients g, pairs (δθ, δg) if Q is due"),
+        (86.5, 3, "probes", "measure: probe(closure, …)", "loss, gradients g, pairs (δθ, δg) if Q is due"),
         (78, 3, "ranks", "ranks.gather(grads, pairs, params)", "whole gradients of this rank's blocks"),
         (69.5, 3, "state", "store.buckets(grads)", "buckets whose blocks have gradients"),
         (61, 3, "engine", "recorder.run(work, …, _advance)", "calls _advance, or replays a recording of it"),

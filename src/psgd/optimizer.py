@@ -37,46 +37,47 @@ class PSGD(Optimizer):
         &\quad \theta \leftarrow \theta - \text{lr}\, (d + \text{weight\_decay}\; \theta)
         \end{aligned}
 
-    The dense factors of ``Kronecker()`` move in other coordinates, along the same gradient, as those need no inverse.
+    The dense factors of ``Kronecker()`` move in other coordinates, which need no inverse.
     A step whose loss or gradients are not finite changes nothing; it is counted in ``state[p]["skipped"]``.
 
     Args:
         params: parameters, named parameters, or param groups
-        lr: step size, a number or a tensor; for a fitted preconditioner between 0 and 1, and with ``Whitening``, whose
-            steps do not shrink with the gradient, rather 0.01 or less
-        preconditioner: what ``P = QᵀQ`` looks like: ``Kronecker``, ``Dense``, ``LowRank``, ``LimitedMemory`` or
+        lr: learning rate, a number or a tensor; between 0 and 1 for a fitted preconditioner, and 0.01 or less with
+            ``Whitening``, whose steps do not shrink with the gradient
+        preconditioner: structure of ``P = QᵀQ``: ``Kronecker``, ``Dense``, ``LowRank``, ``LimitedMemory`` or
             ``Diagonal``
-        criterion: what ``P`` is fitted to: ``c3``, ``c1`` or ``c2``
-        probe: where the pairs come from: ``FiniteDifference``, ``HessianVector`` or ``Whitening``
-        blocks: which parameters share a ``Q``: ``PerTensor``, ``Joint`` or ``Affine``
-        precond_lr: normalised step size of ``Q``, between 0 and 1; by default 0.1 for inverse-free factors, 0.3 where
-            they whiten, and else 0.01
-        precond_dtype: of ``Q`` and of the products with it, such as ``torch.bfloat16``; by default the parameters', or
-            float32 where that is more precise
-        normalize: how the step of ``Q`` is normalised: ``MaxAbs`` (the default), ``MaxDiag`` or ``Spectral``;
+        criterion: criterion that ``P`` is fitted to: ``c3``, ``c1`` or ``c2``
+        probe: source of the pairs that ``P`` is fitted to: ``FiniteDifference``, ``HessianVector`` or ``Whitening``
+        blocks: rule for which parameters share a ``Q``: ``PerTensor``, ``Joint`` or ``Affine``
+        precond_lr: normalised step size of ``Q``, between 0 and 1; by default 0.1 for inverse-free factors, 0.3 if
+            they whiten, and 0.01 for all others
+        precond_dtype: dtype of ``Q`` and of the products with it, such as ``torch.bfloat16``; by default that of the
+            parameters, but at least float32
+        normalize: normalisation of the step of ``Q``: ``MaxAbs`` (the default), ``MaxDiag`` or ``Spectral``;
             inverse-free factors have a way of their own
         momentum: decay of the average of gradients that is preconditioned; 0 for none. By default 0.9 with
             ``Whitening``, else 0.
         weight_decay: decoupled weight decay
-        update_every: ``Q`` is updated at every so many steps; the others need no second gradient
+        update_every: number of steps from one update of ``Q`` to the next; steps between need no second gradient
         update_anneal: number of steps over which updates become rarer, from every step to ``update_every``
         max_rms: largest root mean square of the preconditioned gradient of a block; by default 1.1 with ``Whitening``,
             which makes it about 1, else infinite
         max_norm: largest length of the preconditioned gradient of all parameters together
-        seed: of the probes' random numbers, which are a function of seed, step and parameter alone
-        maximize: go up instead of down
-        cuda_graph: record the steps of inverse-free factors on a GPU and replay them, which takes the host far less
-            time. What a step needs besides the state then stays reserved: with ``Whitening`` at most 1.5 times as
-            much, else about five times the parameters and twice ``Q``. So it is not done where state, gradients and
-            pairs take more than a sixteenth of the device's memory.
-        error_if_nonfinite: raise ``FloatingPointError`` where a step would be skipped; the host then waits for the
-            device at every step
+        seed: seed of the probe's random numbers, which are a function of seed, step and parameter alone
+        maximize: maximise the loss instead of minimising it
+        cuda_graph: record the steps of inverse-free factors on a GPU and replay them, which costs the host far less
+            time. The temporary memory of a step then stays reserved: with ``Whitening`` at most 1.5 times that of the
+            state, else about five times the parameters and twice ``Q``. Steps are therefore not recorded if state,
+            gradients and pairs use more than a sixteenth of the device's memory.
+        error_if_nonfinite: raise ``FloatingPointError`` if a step would be skipped; the host then waits for the device
+            at every step
         shard: ranks of a process group or device mesh that share the blocks: each keeps ``Q`` and averages of its own
             blocks only, and sends their steps to the others. They must see the same gradients, as with
             ``DistributedDataParallel``. Parameters that are ``DTensor``s, as ``fully_shard`` makes them, are always
             shared by the ranks of their mesh.
 
-    All numbers may differ between param groups and change between steps.
+    All numbers may differ between param groups and change between steps. Those of one group never change the steps of
+    another, except for ``max_norm``, which limits all parameters together.
 
     >>> import torch
     >>> from psgd import PSGD
@@ -101,7 +102,7 @@ class PSGD(Optimizer):
     normalize: Normalization | None
     cuda_graph: bool
     error_if_nonfinite: bool
-    #: called at every step with its number, what the probe found and whole gradients, before anything moves
+    #: functions called at every step with its number, the probe's evaluation and whole gradients, before anything moves
     observers: tuple[Callable[[int, Evaluation, Mapping[int, Tensor]], None], ...] = ()
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What one step measures: loss, gradients and pairs, agreed upon by all ranks, and the work that follows from them."""
+"""Measurements of one step: loss, gradients and pairs, agreed upon by all ranks, and the work that follows from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ADVICE = "the same parameters must have gradients on every rank, and param grou
 
 @dataclass
 class Sample:
-    """What the probe measured in one step.
+    """Measurements of the probe in one step.
 
     Args:
         evaluation: loss, gradients and pairs

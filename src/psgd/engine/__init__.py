@@ -1,4 +1,4 @@
-"""How a step is fast: blocks of one shape together, all blocks of a param group at once, and recorded steps."""
+"""Fast steps: blocks of one shape are stacked, all blocks of a param group move at once, and steps are recorded."""
 
 from . import flags
 from .autocast import without_autocast

@@ -75,7 +75,7 @@ class Bucket:
         self.counts = [len(stack.blocks) for stack in self.stacks]
         self.device, self.dtype = self.stacks[0].device, self.stacks[0].dtype
         self._taken_from = list(taken_from)
-        #: what kernels that go through all parameters need, see ``find_table``
+        #: table of the parameters for kernels that go through all of them, see ``find_table``
         self.table: TensorTable | None = None
 
     @cached_property
@@ -172,7 +172,7 @@ class Bucket:
 
     @cached_property
     def starts(self) -> list[int]:
-        """Where in a buffer the directions of each stack begin, and where the buffer ends."""
+        """Positions in a buffer at which the directions of each stack begin, and the size of the buffer."""
         sizes = [len(stack.blocks) * stack.blocks[0].numel for stack in self.stacks]
         return list(accumulate((-(-size // 128) * 128 for size in sizes), initial=0))
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: how often something is done as usual before it is recorded: libraries set themselves up, options may still change
+#: number of ordinary calls before a recording: libraries set themselves up, and options may still change
 WARM_UP = 2
-#: how many recordings are kept, and how many keys are remembered
+#: largest number of recordings that are kept, and of keys that are remembered
 MOST = 16
-#: the part of a device's memory that these may take; with more than that, kernels are long
+#: largest share of a device's memory for which steps are recorded; beyond it, kernels are long anyway
 LARGE = 1 / 16
 
 

@@ -1,4 +1,4 @@
-"""Which steps are recorded as CUDA graphs, under which key, and how a recording finds the gradients of today."""
+"""Recorded steps: decides which steps become CUDA graphs, under which key, and points them to the present gradients."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class Recorder:
     def _key(
         self, work: Work, tensors: Iterable[TensorsAtAddresses], probe: Probe, criterion: Criterion
     ) -> tuple[Any, ...]:
-        """What else makes a recording another one."""
+        """Everything else that a recording depends on."""
         numbers = tuple(group[name] for group in work.groups for name in self.options)
         tables = tuple(bucket.table for bucket in work.buckets)
         aligned = tuple(addresses.aligned for each in tensors for addresses in each.addresses.values())

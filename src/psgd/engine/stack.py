@@ -36,7 +36,7 @@ class Stack:
         self.average = dict(average)
         self.dtype = dtype
         self.like = next(iter(group.buffers().values()))
-        #: what ``same_layout`` was asked for last, and its parts
+        #: last argument of ``same_layout``, and its parts
         self._parts: tuple[Tensor, list[Tensor]] | None = None
 
     @cached_property

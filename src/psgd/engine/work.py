@@ -16,7 +16,7 @@ from .tensors import Pairs, Tensors
 
 @dataclass
 class Work:
-    """What a step does.
+    """Buckets, gradients and pairs of one step, with everything that decides on it.
 
     Args:
         buckets: blocks that have gradients
@@ -43,7 +43,7 @@ class Work:
     ok: Flags = field(default_factory=dict)
 
     def measured(self, bucket: Bucket, m: Average, room: Room) -> Measured:
-        """What the probe needs to fit all ``Q`` of a bucket."""
+        """Everything that the probe needs to fit all ``Q`` of a bucket."""
         return Measured(
             average=m,
             gradients=lambda: self.grads.pack(bucket),

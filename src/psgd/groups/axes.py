@@ -80,7 +80,7 @@ def product_(left: Tensor, right: Tensor, out: Tensor, add: bool = False) -> Non
 
 
 def low_dtype(v: Tensor) -> torch.dtype:
-    """What an estimate from one gradient is computed from: bfloat16 where float32 products may be rounded anyway."""
+    """Dtype in which estimates from one gradient are computed: bfloat16 if float32 products may be rounded anyway."""
     return lower(v.device, v.dtype)
 
 

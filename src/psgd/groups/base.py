@@ -1,4 +1,4 @@
-"""What ``Q`` is: a stack of elements of a Lie group of matrices, written as a Kronecker product of factors.
+"""``Q``: a stack of elements of a Lie group of matrices, written as a Kronecker product of factors.
 
 A dense, a limited-memory and a diagonal ``Q`` are products of one factor; a Kronecker ``Q`` has one factor for each
 axis of its block. A factor knows how a single matrix is stored; ``Group`` knows the rest; ``Groups`` are all of a
@@ -110,7 +110,7 @@ class Group:
         self._balance_(usable)
 
     def limit(self, dtype: torch.dtype) -> float:
-        """How large the elements of a factor may get, so that ``P`` and ``P⁻¹`` stay well inside the number format."""
+        """Largest elements that a factor may have, so that ``P`` and ``P⁻¹`` stay well inside the number format."""
         return float(torch.finfo(dtype).max) ** (0.375 / len(self.factors))
 
     def _balance_(self, usable: Tensor) -> None:
@@ -300,7 +300,7 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 class Structure(ABC):
-    """What ``P`` may look like: makes the group for a block of a given shape."""
+    """Form of ``P``: makes the group for a block of a given shape."""
 
     def together(self, groups: Sequence[Group], normalize: Normalization | None = None) -> Groups:
         """The groups of a bucket as one object, which fits and applies all of them; a structure may have a fast one."""

@@ -18,14 +18,14 @@ from .diagonal import DiagonalFactor
 from .near_symmetric import NearSymmetric
 from .pooled import Pooled
 
-#: Of so many updates of ``Q`` each is of one kind, see ``Chores``.
+#: number of kinds of updates, which take turns, see ``Chores``
 KINDS = 8
-#: The longest steps, relative to the tangent, that ``Q`` need not be turned back from at once: some of 0.5 are too long
+#: longest step of ``Q``, relative to the tangent, after which it need not be turned back at once; 0.5 can be too long
 SHORT = 0.3
 
 
 class Chores(NamedTuple):
-    """What need not be done at every update: each takes a product of n × n matrices."""
+    """Work that need not be done at every update: each item costs a product of n × n matrices."""
 
     #: whether ``Q`` is turned back to symmetry, and the factors of a block are balanced
     tidy: bool
@@ -43,7 +43,7 @@ class Chores(NamedTuple):
 
     @classmethod
     def all(cls) -> Chores:
-        """What an update does that may be the only one."""
+        """Chores of an update that may be the only one: all of them."""
         return cls(tidy=True, damping=1.0)
 
 

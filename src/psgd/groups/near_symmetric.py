@@ -52,16 +52,16 @@ class NearSymmetric(Factor):
         return self._kept[1]
 
     def keeps_P(self) -> bool:
-        """Whether the ``P`` that is kept is that of today's ``Q``."""
+        """Whether the ``P`` that is kept belongs to the present ``Q``."""
         return self._kept is not None and self._kept[0] == self.root._version
 
     def forget_P(self) -> None:
-        """Have it formed anew, at its place, when it is asked for."""
+        """Have ``P`` formed anew, at its place, when it is needed."""
         if self._kept is not None:
             self._kept = (-1, self._kept[1])
 
     def confirm_P(self) -> None:
-        """What is kept is that of today's ``Q``: it was formed without Python's knowing."""
+        """Note that the ``P`` that is kept belongs to the present ``Q``: a replayed recording formed it."""
         if self._kept is not None:
             self._kept = (self.root._version, self._kept[1])
 
@@ -101,7 +101,7 @@ def norm_(S: Tensor, iterations: int = 2) -> tuple[Tensor, Tensor]:
 
 
 def safe(lr: float | Tensor) -> float | Tensor:
-    """How much of ``‖S‖_F`` the step is at least normalised by, whatever the estimate of ``‖S‖₂`` has missed.
+    """Share of ``‖S‖_F`` by which a step is at least normalised, whatever the estimate of ``‖S‖₂`` has missed.
 
     Then ``lr ‖S‖ / L < 2``, so that no direction of ``Q`` is ever stretched by overshooting; and for step sizes near
     one, where an estimate that is a little short would be enough to turn a direction around, ``lr ‖S‖ / L < 1``.

@@ -1,4 +1,4 @@
-"""How a state dict is loaded: all of it is checked and copied before torch installs any of it."""
+"""Loading a state dict: all of it is checked and copied before torch installs any of it."""
 
 from __future__ import annotations
 

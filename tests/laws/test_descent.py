@@ -220,7 +220,9 @@ def test_a_short_step_descends_the_criterion(case: Case, criterion: Criterion):
         random, (dtheta, dgrad) = case.group(), case.vectors(2)
         straighten_(random)
         group = case.structure.init(case.shape, dtype=torch.float64, device="cpu")
-        for new, old in zip(group.factors[axis].buffers().values(), random.factors[axis].buffers().values(), strict=True):
+        for new, old in zip(
+            group.factors[axis].buffers().values(), random.factors[axis].buffers().values(), strict=True
+        ):
             new.copy_(old)
         before = [factor.dense()[0].clone() for factor in group.factors]
         group.descend_(criterion(group, dtheta, dgrad), lr)
@@ -270,7 +272,9 @@ def test_equivariance(case: Case, criterion: Criterion):
 def test_stacked_equals_one_by_one(case: Case, choice: tuple[Criterion, Normalization]):
     criterion, normalize = choice
     stack, (dtheta, dgrad) = case.group(batch=3), case.vectors(2, batch=3)
-    alone = [stack.bind({name: buffer[i : i + 1].clone() for name, buffer in stack.buffers().items()}) for i in range(3)]
+    alone = [
+        stack.bind({name: buffer[i : i + 1].clone() for name, buffer in stack.buffers().items()}) for i in range(3)
+    ]
     rates = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
     stack.descend_(criterion(stack, dtheta, dgrad), rates, normalize)
     for i, group in enumerate(alone):

@@ -38,7 +38,9 @@ class Bucket:
         self.informative = [torch.arange(count) != 1 for count in counts]
 
     def random(self) -> list[Group]:
-        return [case.group(count, seed=seed) for seed, (case, (_, count)) in enumerate(zip(self.cases, BUCKET, strict=True))]
+        return [
+            case.group(count, seed=seed) for seed, (case, (_, count)) in enumerate(zip(self.cases, BUCKET, strict=True))
+        ]
 
     def tangents(self, groups: Sequence[Group], criterion: Criterion, chosen: slice = slice(None)):
         each = zip(groups, self.pairs[chosen], self.informative[chosen], strict=True)

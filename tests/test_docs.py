@@ -254,14 +254,14 @@ def test_pictures_are_those_of_the_script():
     script = runpy.run_path(str(DOCS / "pictures.py"))
     committed = {path.stem for path in (DOCS / "pictures").glob("*.svg")} - {"icon"}
     assert committed == set(script["PICTURES"])
-    page = (DOCS / "method.md").read_text(encoding="utf-8")
+    pages = "".join((DOCS / page).read_text(encoding="utf-8") for page in ("method.md", "architecture.md"))
     for name in committed:
-        assert f"(pictures/{name}.svg)" in page
+        assert f"(pictures/{name}.svg)" in pages
     assert len(script["fitting"](steps=5).axes) == 2
     assert script["optimum"]("c1", 0.1, 1.0) == pytest.approx(10)
     assert script["optimum"]("c2", 0.1, 1.0) == pytest.approx(0.1 / 1.01)
     assert script["optimum"]("c3", 0.1, 1.0) == pytest.approx(1.01**-0.5)
-    for name in ("geometry", "noise", "groups", "rank-two"):
+    for name in ("geometry", "noise", "groups", "rank-two", "layers", "buckets", "step"):
         drawn = script["drawn"](name)
         old = (DOCS / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
         assert drawn.count("<g ") == old.count("<g ")
@@ -280,7 +280,7 @@ def test_the_table_of_choices_can_be_made():
 
 @pytest.fixture
 def small_site(tmp_path: Path) -> Path:
-    """The configuration of the site, with one page on two names."""
+    """The configuration of the site, with one page on three names."""
     pytest.importorskip("mkdocs")
     pytest.importorskip("material")
     shutil.copytree(DOCS / "hooks", tmp_path / "docs" / "hooks")
@@ -289,7 +289,9 @@ def small_site(tmp_path: Path) -> Path:
     before, after = config.split("\nnav:\n")
     after = after[after.index("\nexclude_docs") :]
     (tmp_path / "mkdocs.yml").write_text(before.replace("  favicon: pictures/icon.svg\n", "") + after, encoding="utf-8")
-    (tmp_path / "docs" / "index.md").write_text("# Reference\n\n::: psgd.c1\n\n::: psgd.PSGD\n", encoding="utf-8")
+    (tmp_path / "docs" / "index.md").write_text(
+        "# Reference\n\n::: psgd.c1\n\n::: psgd.PSGD\n\n::: psgd.Dense\n", encoding="utf-8"
+    )
     (tmp_path / "docs" / "style.css").touch()
     return tmp_path
 
@@ -305,6 +307,6 @@ def test_the_build_fails_for_a_name_that_is_not_in_the_reference(small_site, cap
             build(load_config(str(small_site / "mkdocs.yml")))
     said = caplog.text + str(error.value)
     assert "psgd.c2: not in the reference; add `::: psgd.c2`" in said
-    assert "psgd.PSGD.add_param_group: not in the reference" in said
+    assert "psgd.Dense.together: not in the reference" in said  # inherited
     assert "psgd.c1:" not in said
     assert "psgd.PSGD.step:" not in said

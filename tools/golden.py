@@ -22,6 +22,7 @@ import platform
 import sys
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -424,13 +425,16 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write a record")
     parser.add_argument("--against", type=Path, help="compare with a record")
     parser.add_argument("--only", default="", help="cases whose names contain this")
+    parser.add_argument("--part", default="0/1", metavar="K/N", help="part K of N, for processes that run side by side")
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "Complex modules are a new feature")
     start = time.perf_counter()
 
+    part, parts = map(int, args.part.split("/"))
+
     def wanted(name: str) -> bool:
-        return args.only in name
+        return args.only in name and zlib.crc32(name.encode()) % parts == part
 
     found = dict(MODES[args.mode](wanted))
     seconds = time.perf_counter() - start

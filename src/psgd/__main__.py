@@ -1,4 +1,4 @@
-"""``psgd`` and ``python -m psgd``: the command line, where its extra is installed."""
+"""``psgd`` and ``python -m psgd``: the command line, if its extra is installed."""
 
 from __future__ import annotations
 

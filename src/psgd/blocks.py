@@ -1,4 +1,4 @@
-"""Which parameters share a ``Q``, and how they are packed into the array that it acts on."""
+"""Blocks: parameters that share a ``Q``, and how they are packed into the array that it acts on."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .ops.real import as_real
 
 @dataclass(frozen=True)
 class Block:
-    """Parameters that share a ``Q``: each is seen with a shape of its own, and all are joined along ``dim``.
+    """Parameters that share a ``Q``: each is viewed with a shape of its own, and all are joined along ``dim``.
 
     ``unpack(pack(tensors))`` gives the tensors back, as real arrays.
     """
 
     #: positions in the optimizer's list of parameters
     params: tuple[int, ...]
-    #: their own shapes, as real arrays
+    #: shapes of the parameters, as real arrays
     shapes: tuple[tuple[int, ...], ...]
-    #: their shapes within the block, never without an axis
+    #: shapes of the parameters within the block, each with at least one axis
     views: tuple[tuple[int, ...], ...]
     dim: int = 0
 
@@ -52,16 +52,16 @@ class Block:
 
 
 class Blocks(ABC):
-    """Divides the parameters of a param group into blocks."""
+    """Rule that divides the parameters of a param group into blocks."""
 
     @abstractmethod
     def divide(self, params: Sequence[tuple[int, Tensor]]) -> list[Block]:
-        """Take parameters with their positions, none of them empty."""
+        """Blocks of parameters, which are given with their positions; none is empty."""
 
 
 @dataclass(frozen=True)
 class PerTensor(Blocks):
-    """Every parameter has a ``Q`` of its own: ``P`` is the direct sum of them."""
+    """One ``Q`` for every parameter: ``P`` is the direct sum of them."""
 
     def divide(self, params: Sequence[tuple[int, Tensor]]) -> list[Block]:
         blocks = []
@@ -73,7 +73,7 @@ class PerTensor(Blocks):
 
 @dataclass(frozen=True)
 class Joint(Blocks):
-    """All parameters of a param group share one ``Q``, as one long vector."""
+    """One ``Q`` for all parameters of a param group, as one long vector."""
 
     def divide(self, params: Sequence[tuple[int, Tensor]]) -> list[Block]:
         if not params:
@@ -121,7 +121,7 @@ class Affine(Blocks):
     def groups(module: nn.Module, **options: Any) -> list[dict[str, Any]]:
         """The param groups of a model for ``PSGD(…, blocks=Affine())``: one for each layer.
 
-        A layer is a module's own parameters, in the order in which they were registered. Those of one level and
+        A layer is a module's own parameters, in the order in which they were registered. The tensors of one level and
         direction of a recurrent network (names that end in ``_l0``, ``_l0_reverse``, …) make a layer each, and so do
         the tensors of the recurrent cells. Parameters that do not fit the weight of their module, such as embeddings
         beside a matrix or the scales of a normalisation, get groups of their own. Shared parameters appear once. (The

@@ -1,6 +1,6 @@
 """The optimal ``P`` of each criterion in closed form, from covariances: what fitting converges to.
 
-All three functions take the same three matrices, so that they can stand in for each other:
+All three functions have the same three arguments, so that one can replace another:
 
 >>> import torch
 >>> from psgd import closed_form
@@ -31,7 +31,7 @@ def covariances(dtheta: Tensor, dgrad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def c1(R_theta: Tensor, R_g: Tensor, R_theta_g: Tensor) -> Tensor:
     """The ``P`` of ``E‖δg − P⁻¹δθ‖²``: the inverse of the solution of ``R_θ P⁻¹ + P⁻¹ R_θ = R_θg + R_gθ``.
 
-    It is not positive definite where the Hessian is not; ``R_g`` does not enter.
+    It is not positive definite if the Hessian is not; ``R_g`` is not used.
     """
     return torch.linalg.inv(_lyapunov(R_theta, R_theta_g + R_theta_g.mT))
 
@@ -39,7 +39,7 @@ def c1(R_theta: Tensor, R_g: Tensor, R_theta_g: Tensor) -> Tensor:
 def c2(R_theta: Tensor, R_g: Tensor, R_theta_g: Tensor) -> Tensor:
     """The ``P`` of ``E‖Pδg − δθ‖²``: it solves ``R_g P + P R_g = R_gθ + R_θg``.
 
-    It is not positive definite where the Hessian is not; ``R_θ`` does not enter.
+    It is not positive definite if the Hessian is not; ``R_θ`` is not used.
     """
     return _lyapunov(R_g, R_theta_g + R_theta_g.mT)
 
@@ -48,7 +48,7 @@ def c3(R_theta: Tensor, R_g: Tensor, R_theta_g: Tensor | None = None) -> Tensor:
     """The ``P`` of ``E[δgᵀPδg + δθᵀP⁻¹δθ]`` (Proposition 3): the positive definite solution of ``P R_g P = R_θ``.
 
     With ``R_θ^½ R_g R_θ^½ = U D Uᵀ`` it is ``R_θ^½ U D^(−½) Uᵀ R_θ^½``, the geometric mean of ``R_g⁻¹`` and ``R_θ``;
-    ``R_θg`` does not enter.
+    ``R_θg`` is not used.
     """
     values, vectors = torch.linalg.eigh(R_theta)
     root = vectors * values.sqrt() @ vectors.mT

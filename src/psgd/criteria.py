@@ -1,8 +1,8 @@
 """The three criteria of the paper, each as a function from ``Q`` and a pair ``(δθ, δg)`` to a tangent.
 
-With ``a = Q δg`` and ``b = Q⁻ᵀ δθ``, or what stands for them in other coordinates of a group, the relative gradient of
-each criterion is ``∇E = 2 project(x yᵀ + y xᵀ)``, where ``project`` keeps what the group of ``Q`` has. So a criterion
-only says what ``x`` and ``y`` are, and knows no group.
+With ``a = Q δg`` and ``b = Q⁻ᵀ δθ``, or their counterparts in other coordinates of a group, the relative gradient of
+each criterion is ``∇E = 2 project(x yᵀ + y xᵀ)``, where ``project`` is the projection onto the Lie algebra of the
+group of ``Q``. So a criterion only says what ``x`` and ``y`` are, and does not depend on the group.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from .tangent import Tangent, largest
 
 
 class Criterion(Protocol):
-    """``(Q, δθ, δg) → (x, y)``; all arrays have the shape ``(B, *dims)`` of the blocks of ``Q``."""
+    """Function ``(Q, δθ, δg) → (x, y)``; all arrays have the shape ``(B, *dims)`` of the blocks of ``Q``."""
 
     def __call__(self, Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent: ...
 
 
-# `del` below lets go of an array as soon as it is used: these are as large as the parameters.
+# `del` below frees an array as soon as it has been used: these are as large as the parameters.
 
 
 def c1(Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent:
     """Fit the secant equation ``δg = P⁻¹ δθ``: descend ``E‖δg − P⁻¹δθ‖²``.
 
-    Its optimum is the inverse of a positive definite Hessian, also where that amplifies noise.
+    Its optimum is the inverse of a positive definite Hessian, even if that amplifies noise.
     """
     e1 = dgrad - Q.solve(Q.solve_t(dtheta))
     del dgrad
@@ -45,7 +45,7 @@ def c2(Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent:
 def c3(Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent:
     """Match the size of preconditioned gradient changes to that of parameter changes: the paper's criterion.
 
-    Descends ``E[δgᵀPδg + δθᵀP⁻¹δθ]``, whose tangent is ``a aᵀ − b bᵀ``. It does not see the signs of curvature.
+    It descends ``E[δgᵀPδg + δθᵀP⁻¹δθ]``, whose tangent is ``a aᵀ − b bᵀ``, and does not see the signs of curvature.
     """
     a = Q.a(dgrad)
     del dgrad
@@ -54,20 +54,20 @@ def c3(Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent:
     return Tangent((a - b).mul_(0.5), a.add_(b), is_difference=True)
 
 
-#: criteria that are fitted without solving linear equations, for which a GPU would wait for the host
+#: criteria that are fitted without solving linear equations, which would make a GPU wait for the host
 WITHOUT_SOLVES = frozenset([c2, c3])
 #: criteria whose expectation over white noise ``δθ`` has a closed form, so that whitening needs no random numbers
 IN_EXPECTATION = frozenset([c3])
 
 
 def misfit(criterion: Criterion, Q: Group, dtheta: Tensor, dgrad: Tensor) -> Tensor:
-    """How far one pair is from what a criterion wants: for each block a number that does not depend on any scale.
+    """Distance of one pair from what a criterion wants: for each block a number that does not depend on any scale.
 
-    For ``c1`` and ``c2`` the relative error of their secant equations. For ``c3``, which wants sizes to agree, and for
-    criteria of others, ``|ln(‖a‖² / ‖b‖²)|``. As every group contains the scalings, the optimum of ``c3`` has
-    ``E‖a‖² = E‖b‖²``; where it is ``P = |H|⁻¹``, ``‖a‖ = ‖b‖`` for every pair. Until then a few directions with too
-    large a curvature make most of ``‖a‖²``, so that it varies from pair to pair even where its mean is right: the
-    misfit falls while ``Q`` learns the scale, and on while it learns the shape.
+    For ``c1`` and ``c2`` it is the relative error of their secant equations. For ``c3``, which wants sizes to agree,
+    and for criteria of users it is ``|ln(‖a‖² / ‖b‖²)|``. As every group contains the scalings, the optimum of ``c3``
+    has ``E‖a‖² = E‖b‖²``; if it is ``P = |H|⁻¹``, ``‖a‖ = ‖b‖`` for every pair. Until then a few directions with too
+    large a curvature make up most of ``‖a‖²``, so that it varies from pair to pair even if its mean is right: the
+    misfit falls while ``Q`` learns the scale, and continues to fall while it learns the shape.
     """
     if criterion is c1:
         return _relative(dgrad - Q.solve(Q.solve_t(dtheta)), dgrad)
@@ -81,7 +81,7 @@ def _relative(error: Tensor, of: Tensor) -> Tensor:
 
 
 def log_length(v: Tensor) -> Tensor:
-    """``ln ‖v‖`` of each block of a stack, also where squares would over- or underflow."""
+    """``ln ‖v‖`` of each block of a stack, also if squares would overflow or underflow."""
     dtype = torch.promote_types(v.dtype, torch.float32)
     size = largest(v).to(dtype)
     unit = v.to(dtype) / torch.where(size > 0, size, 1.0).view(-1, *[1] * (v.ndim - 1))

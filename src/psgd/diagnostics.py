@@ -1,10 +1,10 @@
-"""What a preconditioner does to a problem: the three properties of Section III.B of the paper.
+"""Effect of a preconditioner on a problem: the three properties of Section III.B of the paper.
 
-* *eigenvalue spread gain*: the spread of ``H`` over that of ``PH``, where the spread is the standard deviation of the
-  logarithms of absolute eigenvalues; 1 for plain SGD, the larger the better
+* *eigenvalue spread gain*: the spread of ``H`` divided by that of ``PH``, where the spread is the standard deviation of
+  the logarithms of absolute eigenvalues; 1 for plain SGD, the larger the better
 * *mean absolute eigenvalue* of ``PH``: 1 is best, as the step size then needs no tuning
-* *noise suppression gain*: ``tr(H⁻²) / tr(P²)``, the energy of the gradient noise after Newton's method over that
-  after preconditioning
+* *noise suppression gain*: ``tr(H⁻²) / tr(P²)``, the energy of the gradient noise after Newton's method divided by
+  that after preconditioning
 
 ``properties`` computes them exactly for matrices; ``model_properties`` estimates them for an optimizer and a closure
 without ever forming a matrix. Eigenvalues of ``PH`` are those of the symmetric ``Q H Qᵀ`` (Proposition 1).
@@ -55,7 +55,7 @@ def eigenvalue_spread(eigenvalues: Tensor) -> Tensor:
 
 
 def eigenvalue_spread_gain(P: Tensor, H: Tensor) -> Tensor:
-    """The spread of ``H`` over that of ``PH``: 1 for plain SGD, the larger the better."""
+    """The spread of ``H`` divided by that of ``PH``: 1 for plain SGD, the larger the better."""
     return eigenvalue_spread(torch.linalg.eigvalsh(H)) / eigenvalue_spread(preconditioned_eigenvalues(P, H))
 
 
@@ -65,14 +65,14 @@ def mean_abs_eigenvalue(P: Tensor, H: Tensor) -> Tensor:
 
 
 def noise_suppression_gain(P: Tensor, H: Tensor, noise: Tensor | None = None) -> Tensor:
-    """``tr(H⁻² R) / tr(P² R)`` for gradient noise of covariance ``R``; by default that of white noise."""
+    """``tr(H⁻² R) / tr(P² R)`` for gradient noise of covariance ``R``; by default white noise."""
     R = torch.eye(H.shape[0], dtype=H.dtype, device=H.device) if noise is None else noise
     H_inverse = torch.linalg.inv(H)
     return (H_inverse @ H_inverse @ R).trace() / (P @ P @ R).trace()
 
 
 def properties(P: Tensor, H: Tensor) -> Properties:
-    """All three, exactly, for a positive definite ``P`` and a nonsingular symmetric ``H``."""
+    """All three properties, exactly, for a positive definite ``P`` and a nonsingular symmetric ``H``."""
     return Properties(
         float(eigenvalue_spread_gain(P, H)), float(mean_abs_eigenvalue(P, H)), float(noise_suppression_gain(P, H))
     )
@@ -81,11 +81,11 @@ def properties(P: Tensor, H: Tensor) -> Properties:
 def model_properties(
     optimizer: PSGD, closure: Callable[[], Tensor], *, probes: int = 8, iterations: int = 64, seed: int = 0
 ) -> Properties:
-    """All three, without matrices, for the parameters of an optimizer: by Hessian-vector products.
+    """All three properties for the parameters of an optimizer, by Hessian-vector products instead of matrices.
 
-    Stochastic Lanczos quadrature for the functions of eigenvalues, Hutchinson's estimator for ``tr(P²)``. With at
-    least as many probes and iterations as there are parameters nothing is left to chance, and the result is exact.
-    The parameters, their gradients and the optimizer's state are not touched.
+    Functions of eigenvalues are estimated by stochastic Lanczos quadrature, ``tr(P²)`` by Hutchinson's estimator. With
+    at least as many probes and iterations as there are parameters nothing is random, and the result is exact. The
+    parameters, their gradients and the optimizer's state are not changed.
 
     Args:
         optimizer: the optimizer; blocks whose parameters are frozen are left out
@@ -119,7 +119,7 @@ class Spectrum:
     weights: Tensor
 
     def quantile(self, share: float) -> float:
-        """The absolute value that so much of the spectrum is below of, or at."""
+        """Absolute value that this share of the spectrum does not exceed."""
         sizes, order = self.nodes.abs().sort()
         below = self.weights[order].cumsum(0)
         return float(sizes[min(int((below < share * (1 - 1e-6)).sum()), len(sizes) - 1)])
@@ -135,7 +135,7 @@ def model_spectrum(
 ) -> Spectrum:
     """The spectrum of ``PH`` for the parameters of an optimizer, by stochastic Lanczos quadrature.
 
-    Its ends are those of the true spectrum, or a little inside. Nothing is touched, as by ``model_properties``.
+    Its ends are those of the true spectrum, or a little inside. Like ``model_properties``, it changes nothing.
 
     Args:
         optimizer: the optimizer; blocks whose parameters are frozen are left out
@@ -159,8 +159,8 @@ def model_spectrum(
 def lanczos_quadrature(A: LinearMap, z: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
     """Nodes and weights with ``zᵀ f(A) z / zᵀz ≈ Σ weight · f(node)`` for a symmetric ``A``.
 
-    Exact for polynomials ``f`` of a degree below twice the number of iterations. Every new vector is made orthogonal
-    to all earlier ones, twice, as rounding would otherwise bring back eigenvalues already found.
+    They are exact for polynomials ``f`` of a degree below twice the number of iterations. Every new vector is made
+    orthogonal to all earlier ones, twice, as rounding would otherwise bring back eigenvalues already found.
     """
     basis = [z / torch.linalg.vector_norm(z)]
     diagonal: list[Tensor] = []
@@ -202,7 +202,7 @@ class _Operators:
         self.size = sum(self.sizes)
 
     def probes(self, count: int, seed: int) -> list[Tensor]:
-        """Random signs, or where they are no more than the probes asked for, all unit vectors."""
+        """Vectors of random signs, or all unit vectors if there are no more of them than ``count``."""
         first = self.stacks[0].like
         if count >= self.size:
             self.per_probe = self.size
@@ -255,7 +255,7 @@ class _Operators:
 
 
 def _trainable(blocks: Sequence[Block], params: Sequence[Tensor]) -> list[int]:
-    """The blocks to look at. Half a block is not a preconditioner: of ``P`` only a part would act."""
+    """Indices of trainable blocks; raise if only some parameters of one are, as then only a part of ``P`` would act."""
     chosen = []
     for b, block in enumerate(blocks):
         trainable = [params[i].requires_grad for i in block.params]

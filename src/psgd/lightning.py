@@ -1,6 +1,6 @@
-"""For ``lightning``: a callback that logs what a preconditioner does while a ``Trainer`` trains.
+"""Callback for ``lightning`` that logs what a preconditioner does while a ``Trainer`` trains.
 
-The only module that imports that package; ``import psgd`` does not import this one.
+This is the only module that imports that package; ``import psgd`` does not import it.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ except ImportError as missing:
 
 
 class PreconditionerMonitor(pl.Callback):
-    """Logs what a ``psgd.Monitor`` records, for each ``PSGD`` of a module, at every so many of its steps:
+    """Logs what a ``psgd.Monitor`` records, for each ``PSGD`` of a module, every ``every`` steps:
 
     * ``psgd/residual``: how far ``Q`` is from fitted, ``psgd/q_step``: how far it moved in its last update,
       ``psgd/condition``: the condition of its factors, and ``psgd/update_rms``: how far parameters moved. Each is the
-      median over the blocks; with ``_max`` at its end, the largest.
-    * ``psgd/loss``, ``psgd/lr``, and ``psgd/skipped``: steps skipped so far, as loss or gradients were not finite
+      median over the blocks; with the suffix ``_max`` it is the maximum.
+    * ``psgd/loss``, ``psgd/lr``, and ``psgd/skipped``: number of steps that were skipped so far because loss or
+      gradients were not finite
 
     They go to the loggers of the ``Trainer`` and to ``trainer.callback_metrics``, so that other callbacks see them. The
-    second ``PSGD`` of a module logs as ``psgd1/…``. What it costs is what the monitor does.
+    second ``PSGD`` of a module logs as ``psgd1/…``. The costs are those of the monitor.
 
-    It also warns where the settings of the ``Trainer`` do not suit the probe: gradients that are clipped or accumulated
+    It also warns if the settings of the ``Trainer`` do not suit the probe: gradients that are clipped or accumulated
     between the calls of a closure are not those that ``FiniteDifference`` measures.
 
     Args:
-        every: steps from one look to the next; by default the ``log_every_n_steps`` of the ``Trainer``
+        every: steps from one record to the next; by default the ``log_every_n_steps`` of the ``Trainer``
     """
 
     def __init__(self, every: int | None = None) -> None:
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
             raise ValueError(f"every={every!r}: PreconditionerMonitor wants a whole number of at least 1, or None")
         self.every = every
-        #: each with the last record that was logged
+        #: monitors, each with the last record that was logged
         self._monitors: dict[Monitor, Record | None] = {}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -63,7 +64,7 @@ class PreconditionerMonitor(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:
         loss: Any = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         told = isinstance(loss, Tensor) and loss.numel() == 1
-        # In automatic optimization losses are divided by this.
+        # In automatic optimization losses are divided by this number.
         batches = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
         values: dict[str, float] = {}
         for k, (monitor, logged) in enumerate(self._monitors.items()):
@@ -94,7 +95,7 @@ class PreconditionerMonitor(pl.Callback):
 
 
 def _check(optimizer: PSGD, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """What a probe wants of the settings; without a closure of the ``Trainer`` they do not matter to it."""
+    """Raise or warn if settings of the ``Trainer`` do not suit the probe; they matter only for its closure."""
     if not module.automatic_optimization:
         return
     probe = type(optimizer.probe).__name__

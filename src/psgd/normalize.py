@@ -1,4 +1,4 @@
-"""How the step of ``Q`` is normalised: the ``‖∇E‖`` in ``Q ← (I − precond_lr / ‖∇E‖ · ∇E) Q``.
+"""Normalisations of the step of ``Q``: the ``‖∇E‖`` in ``Q ← (I − precond_lr / ‖∇E‖ · ∇E) Q``.
 
 Every choice is at least the largest ``|∇E_ii|``, so with ``0 < precond_lr < 1`` the factors ``1 − μ ∇E_ii`` that
 multiply the diagonal of ``Q`` stay positive.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Projected(Protocol):
-    """What a group keeps of the tangent ``S``, with its three norms, each of shape ``(B,)``."""
+    """Projection of the tangent ``S`` onto a group, with its three norms, each of shape ``(B,)``."""
 
     def diagonal(self) -> Tensor: ...
     def max_abs(self) -> Tensor: ...
@@ -22,7 +22,7 @@ class Projected(Protocol):
 
 
 class Normalization(Protocol):
-    """A function from a projected tangent to one positive number a block."""
+    """Function from a projected tangent to one positive number for each block."""
 
     def __call__(self, tangent: Projected, /) -> Tensor: ...
 
@@ -39,7 +39,7 @@ class MaxAbs:
 class MaxDiag:
     """The largest absolute diagonal element of ``∇E``: the paper's second choice, and the cheapest.
 
-    Elements off the diagonal are not limited by it, and they can be large where the diagonal happens to vanish.
+    It does not limit elements off the diagonal, which can be large if the diagonal happens to vanish.
     """
 
     def __call__(self, tangent: Projected, /) -> Tensor:

@@ -1,8 +1,8 @@
 """The tangent of a fitting criterion, kept as one pair of arrays.
 
 Each criterion of the paper moves ``Q`` along a symmetric matrix ``S = x yᵀ + y xᵀ`` (summed over the columns of
-``x`` and ``y``, where they have more than one). The pair says everything about ``S`` that an update needs, and it
-is as small as the parameters, so ``S`` itself is formed only where it is small.
+``x`` and ``y``, if they have more than one). The pair contains everything about ``S`` that an update needs, and it
+is as small as the parameters, so ``S`` itself is formed only if it is small.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-#: Rows of ``S`` handled at a time. Large enough for fast products, small enough to stay in a cache.
+from .ops.power import power_iteration
+
+#: number of rows of ``S`` handled at a time: large enough for fast products, small enough to stay in a cache
 BLOCK_ROWS = 128
 
 
 def rows_at_once(device: torch.device, n: int) -> int:
-    """How many rows of an ``S`` that is not formed are looked at together: on a GPU many, as each look takes long."""
+    """Number of rows that are computed together of an ``S`` that is not formed: on a GPU many, to save launches."""
     return BLOCK_ROWS if device.type == "cpu" else max(BLOCK_ROWS, -(-n // 8))
 
 
 @dataclass(frozen=True)
 class Tangent:
-    """A stack of pairs ``(x, y)``: as a criterion gives it ``(B, *dims)``, unfolded along one axis ``(B, n, k)``.
+    """A stack of pairs ``(x, y)``: ``(B, *dims)`` as a criterion returns it, ``(B, n, k)`` unfolded along one axis.
 
     Scaling ``x`` or ``y`` scales ``S``, so it cannot change a normalised step: ``unit_`` uses that to keep the
     products of very large or very small gradients within the range of the number format.
@@ -40,13 +42,13 @@ class Tangent:
 
     x: Tensor
     y: Tensor
-    #: ``S`` is ``a aᵀ − b bᵀ`` with ``a = y / 2 + x`` and ``b = y / 2 − x``
+    #: whether ``S`` is ``a aᵀ − b bᵀ`` with ``a = y / 2 + x`` and ``b = y / 2 − x``
     is_difference: bool = False
 
     def unit_(self) -> Tensor:
-        """Scale both parts to maxima of one, in place; say for each block of the stack whether it is usable.
+        """Scale both parts to maxima of one, in place; return for each block of the stack whether it is usable.
 
-        A block is not usable where ``S`` is zero or either part is not finite; there the part becomes zero.
+        A block is not usable if ``S`` is zero or either part is not finite; such a part becomes zero.
         """
         return _scale_to_one_(self.x) & _scale_to_one_(self.y)
 
@@ -64,14 +66,14 @@ class Tangent:
 
     @cached_property
     def _formed(self) -> Tensor | None:
-        """``S`` itself, where it is no larger than the pair or small anyway."""
+        """``S`` itself, if it is no larger than the pair or small anyway."""
         if is_formed(self.rows, self.columns):
             half = self.x @ self.y.mT
             return half + half.mT
         return None
 
     def upper(self, start: int, stop: int) -> Tensor:
-        """Rows ``start`` to ``stop`` of ``S``, from column ``start`` on. Who asks last may overwrite them."""
+        """Rows ``start`` to ``stop`` of ``S``, from column ``start`` on; the last caller may overwrite them."""
         if self._formed is not None:
             return self._formed[:, start:stop, start:]
         x, y = self.x[:, start:], self.y[:, start:]
@@ -87,7 +89,7 @@ class Tangent:
         return self.diagonal_alone()
 
     def diagonal_alone(self) -> Tensor:
-        """The diagonal for who needs no more of ``S``, so that it is not formed; rounded in another way."""
+        """The diagonal of ``S``, without forming ``S``; rounded differently from that of a formed one."""
         return 2 * (self.x * self.y).sum(-1)
 
     def max_abs(self) -> Tensor:
@@ -104,8 +106,8 @@ class Tangent:
     def spectral(self, iterations: int = 4) -> Tensor:
         """The norm ``‖S‖₂``: exact for vectors, ``|x·y| + ‖x‖‖y‖``; by power iteration for matrices.
 
-        Power iteration approaches the norm from below. It never falls under the largest ``|S_ii|``, which is all
-        that keeps the diagonal of ``Q`` positive.
+        Power iteration approaches the norm from below. It never falls below the largest ``|S_ii|``, which is enough
+        to keep the diagonal of ``Q`` positive.
         """
         x, y = self.x, self.y
         if self.columns == 1:
@@ -113,17 +115,13 @@ class Tangent:
             return (x * y).sum(-1).abs() + torch.linalg.vector_norm(x, dim=-1) * torch.linalg.vector_norm(y, dim=-1)
         # The leading eigenvector lies in the span of the columns of x and y: start from the longest of each.
         v = torch.cat([_longest_column(x), _longest_column(y)], -1)
-        length = torch.zeros_like(v[:, :1, :])
-        for _ in range(iterations + 1):
-            v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
-            v = x @ (y.mT @ v) + y @ (x.mT @ v)
-            length = torch.linalg.vector_norm(v, dim=1, keepdim=True)
-        return torch.maximum(length.amax((1, 2)), self.max_diag())
+        _, length = power_iteration(lambda v: x @ (y.mT @ v) + y @ (x.mT @ v), v, iterations + 1)
+        return torch.maximum(length.amax((1, 2)).to(x.dtype), self.max_diag())
 
 
 @dataclass(frozen=True)
 class DiagonalTangent:
-    """``S`` seen by a group of diagonal matrices: its diagonal ``(B, n)``, where all three norms are one."""
+    """``S`` as a group of diagonal matrices sees it: its diagonal ``(B, n)``, for which all three norms are equal."""
 
     values: Tensor
 
@@ -138,7 +136,7 @@ class DiagonalTangent:
 
 
 def is_formed(rows: int, columns: int) -> bool:
-    """Whether ``S`` is formed as a whole, for a pair of so many rows and columns."""
+    """Whether ``S`` is formed as a whole, for a pair with these numbers of rows and columns."""
     return columns > 1 and rows <= max(columns, 2 * BLOCK_ROWS)
 
 
@@ -163,9 +161,9 @@ def fold(v: Tensor, axis: int, shape: torch.Size) -> Tensor:
 
 
 def largest(v: Tensor) -> Tensor:
-    """The largest absolute value of each block of a stack; NaN where there is one.
+    """The largest absolute value of each block of a stack; NaN if the block contains one.
 
-    On a CPU many times faster than the same by ``vector_norm``, and without a copy as large as ``v``.
+    On a CPU it is many times faster than ``vector_norm``, and makes no copy as large as ``v``.
     """
     axes = tuple(range(1, v.ndim))
     if v.is_cuda and axes:

@@ -1,7 +1,7 @@
-"""Benchmarks: what the optimizer costs and what it gains, beside others; one module each.
+"""Benchmarks: what the optimizer costs and what it gains, compared with others; one module each.
 
 A new one is a module with a ``BENCHMARK``: how a ``Plan`` becomes tasks (generators of rows, at the top of a module),
-and how their outcomes become a table and a picture. Processes, time limits, failures and files are not its business.
+and how their outcomes become a table and a picture. The framework handles processes, time limits, failures and files.
 """
 
 from __future__ import annotations

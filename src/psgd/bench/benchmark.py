@@ -1,4 +1,4 @@
-"""A benchmark: what it measures, its table and its picture; how it is carried out, and the files it leaves behind."""
+"""A benchmark: what it measures, its table and its picture; how it is run, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .peers import PEERS, Peer
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for.
+    """Options of a benchmark.
 
     Args:
-        device: where it is measured
-        peers: with whom we are compared
-        model: the name of one of the benchmark's models; None for its own choice, which may depend on the device
-        quick: smaller, for a first look
+        device: device of the measurements
+        peers: optimizers to compare with
+        model: the name of one of the benchmark's models; None for its default, which may depend on the device
+        quick: whether to measure less, for a first look
         limit: seconds for each measurement, instead of the benchmark's own number
         text: a file to train a language model on
     """
@@ -49,7 +49,7 @@ class Plan:
         return self.device.startswith("cuda")
 
     def options(self) -> list[str]:
-        """As the command line has them: what repeats the run."""
+        """Options of the command line that repeat the run."""
         words = ["--device", self.device, "--peers", ",".join(peer.name for peer in self.peers) or "none"]
         words += ["--model", self.model] if self.model is not None else []
         words += ["--quick"] if self.quick else []
@@ -62,15 +62,15 @@ class Benchmark:
     """One table and one picture.
 
     Args:
-        name: as the command line knows it
+        name: name on the command line
         title: a heading
-        about: what is measured, and how; for who reads the table
-        tasks: the measurements of a plan, each of which gets a process of its own. Those that fail are listed under
-            the table by the framework.
-        table: of what came out; it gets all outcomes, and those that failed may have rows or none
-        draw: the picture of the same; there may be nothing to draw
+        about: what is measured, and how; for readers of the table
+        tasks: the measurements of a plan, each of which gets its own process. The framework lists those that fail
+            under the table.
+        table: makes the table from all outcomes; those that failed may have rows or none
+        draw: makes the picture from all outcomes; there may be nothing to draw
         models: names for ``--model``; none for a benchmark that has no such choice
-        peers: names of those it can compare with; none for a benchmark that compares with no others
+        peers: names of optimizers it can compare with; none for a benchmark without comparison
     """
 
     name: str
@@ -90,9 +90,9 @@ class Benchmark:
 
 
 def run(benchmark: Benchmark, plan: Plan, console: Console) -> list[Outcome]:
-    """Measure one after the other, so that they do not share the machine, and say how far it is.
+    """Measure one task after the other, so that they do not share the machine, and show progress.
 
-    Ctrl-C ends the measurement at hand and leaves out the rest: what there is makes a table all the same.
+    Ctrl-C ends the present measurement and skips the rest: the table then has what was measured.
     """
     outcomes: list[Outcome] = []
     try:
@@ -109,7 +109,7 @@ def _measured(benchmark: Benchmark, plan: Plan, console: Console) -> Iterator[Ou
     console.print(f"{benchmark.name}: {benchmark.title}, on {environment(plan.device)['device']}", highlight=False)
     for number, task in enumerate(tasks, 1):
         text = f"[{number}/{len(tasks)}] {task.label}"
-        with console.status(text, spinner="line") as status:  # on a terminal alone
+        with console.status(text, spinner="line") as status:  # shown on a terminal alone
             outcome = measure(task, lambda row, text=text: status.update(f"{text}: {_brief(row)}"))  # type: ignore[misc]
         end = outcome.failure or f"{_brief(outcome.row)} ({outcome.seconds:.1f} s)"
         console.print(f"{text}: {end}", highlight=False, markup=False, soft_wrap=True)
@@ -117,12 +117,12 @@ def _measured(benchmark: Benchmark, plan: Plan, console: Console) -> Iterator[Ou
 
 
 def _brief(row: Row) -> str:
-    """The last few numbers of a row."""
+    """Last few numbers of a row."""
     return ", ".join(f"{name} {value:.4g}" for name, value in list(row.items())[-3:] if isinstance(value, int | float))
 
 
 def show(benchmark: Benchmark, outcomes: Sequence[Outcome], console: Console) -> None:
-    """The table, and what failed."""
+    """Print the table, and what failed."""
     table = benchmark.table(outcomes)
     rich = RichTable(title=benchmark.title, caption=table.caption, caption_justify="left", title_justify="left")
     for k, column in enumerate(table.columns):
@@ -139,7 +139,7 @@ def failed(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def write(benchmark: Benchmark, plan: Plan, outcomes: Sequence[Outcome], directory: Path) -> list[Path]:
-    """``NAME.json``, ``NAME.png`` and ``NAME.svg``, each all new or all old; returns where they are."""
+    """Write ``NAME.json``, ``NAME.png`` and ``NAME.svg``, each completely or not at all; return their paths."""
     files = images(benchmark.draw(outcomes), benchmark.name)
     files["json"] = (json.dumps(summary(benchmark, plan, outcomes), indent=1, ensure_ascii=False) + "\n").encode()
     paths = []
@@ -187,16 +187,16 @@ def summary(benchmark: Benchmark, plan: Plan, outcomes: Sequence[Outcome]) -> di
 
 
 def _plain(row: Row) -> Iterator[tuple[str, Any]]:
-    """JSON has no infinity, and no number that is none."""
+    """Items of a row for JSON, which has neither infinity nor NaN."""
     for name, value in row.items():
         yield name, None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _anywhere(details: str) -> str:
-    """A traceback without the folders of this machine: results are made to be published."""
+    """Traceback without the folders of this machine, as results are published."""
     return re.sub(r'File "[^"]*?((?:[^/\\"]+[/\\]){0,2}[^/\\"]+)"', r'File "\1"', details)
 
 
 def _named(value: Any) -> Any:
-    """A setting as JSON has it: numbers and texts as they are, objects by their names."""
+    """Setting for JSON: numbers and texts unchanged, objects by their names."""
     return value if isinstance(value, int | float | str | list) else getattr(value, "name", repr(value))

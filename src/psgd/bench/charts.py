@@ -1,4 +1,4 @@
-"""How the pictures of the benchmarks look."""
+"""Style of the pictures of the benchmarks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ OURS, THEIRS, BASELINE = "tab:blue", "tab:orange", "tab:grey"
 
 
 def number(value: float) -> str:
-    """Three digits, and no powers of ten for thousands."""
+    """Number with three digits, and without powers of ten for thousands."""
     return f"{value:,.0f}" if 100 <= value < 1e6 else f"{value:.3g}"
 
 
 def plain(panel: Axes) -> None:
-    """A faint grid, and no frame."""
+    """Give a panel a faint grid, and no frame."""
     panel.grid(alpha=0.3)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
@@ -30,9 +30,9 @@ def bars(
     unit: str,
     missing: Mapping[str, str] | None = None,
 ) -> None:
-    """One bar for each name, the first on top, on a logarithmic scale and with its number.
+    """Draw one bar for each name, the first on top, on a logarithmic scale and with its number.
 
-    ``missing`` says why a value is None; else it was not measured.
+    ``missing`` says why a value is None; otherwise it was not measured.
     """
     names = list(values)
     found = [value for value in values.values() if value is not None and value > 0]
@@ -62,7 +62,7 @@ def lines(
     styles: Mapping[str, tuple[str, str]],
     base: int = 10,
 ) -> None:
-    """One curve for each name, in its colour and dash, on logarithmic scales; ``base`` is that of the lower one."""
+    """Draw one curve for each name, in its colour and dash, on logarithmic scales; ``base`` is that of the x axis."""
     plain(panel)
     if not any(curves.values()):
         panel.text(0.5, 0.5, "nothing was measured", ha="center", color="tab:red", transform=panel.transAxes)

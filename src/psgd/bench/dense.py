@@ -1,4 +1,4 @@
-"""The dense triangular ``Q``: one update in O(n²), against the product with ``triu(S)`` that costs O(n³)."""
+"""The dense triangular ``Q``: one update in O(n²), compared with the product with ``triu(S)`` that costs O(n³)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .charts import BASELINE, OURS, lines, number
 from .isolate import Outcome, Row, Task
 from .timing import typical
 
-#: parameters: those of the paper's zebra problem, and more
+#: numbers of parameters: that of the paper's zebra problem, and larger ones
 SIZES = (401, 1001, 2001)
 LARGE = (4096, 8192, 16384)
 
@@ -31,14 +31,14 @@ STYLES = {LEGEND[RANK_TWO]: (OURS, "-"), LEGEND[FIT]: (OURS, "--"), LEGEND[PRODU
 
 
 def work(*, n: int, dtype: torch.dtype, device: str, seconds: float) -> Iterator[Row]:
-    """The three times for one size, all on the same triangular matrix."""
+    """Measure three times for one size, all on the same triangular matrix."""
     generator = torch.Generator().manual_seed(n)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=dtype).to(device)
 
     x, y = (normal(1, n, 1) / n for _ in range(2))
-    # Small steps: after all repetitions Q is still well conditioned, and no number denormal.
+    # With small steps Q is still well conditioned after all repetitions, and no number is denormal.
     step, scale = (torch.full((1, 1, 1), value, dtype=dtype, device=device) for value in (1e-3, 1.0))
     Q = torch.eye(n, dtype=dtype, device=device)[None]
 

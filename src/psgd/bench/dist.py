@@ -1,4 +1,4 @@
-"""Several processes: what a step takes, and what the optimizer keeps on each, for the ways to divide it among them."""
+"""Several processes: time of a step and memory of the optimizer on each, for the ways to divide it among them."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ SIZES = (1, 2, 4)
 PLAIN, SHARED, FSDP = "DDP", "DDP, shared", "FSDP2"
 STYLES = {PLAIN: (BASELINE, "-"), SHARED: (OURS, "-"), FSDP: ("tab:green", "--")}
 
-#: for a GPU, for a CPU, and for a first look; 16 windows of text in all, however many processes there are
+#: models for a GPU, for a CPU, and for a first look; all processes together have 16 windows of text
 LARGE = Shape(layers=12, heads=12, width=768, context=256, batch=16, dropout=0.0)
 SMALL = Shape(layers=4, heads=4, width=128, context=32, batch=16, dropout=0.0)
 TINY = Shape(layers=2, heads=2, width=64, context=16, batch=16, dropout=0.0)
 VOCABULARY = 512
 
-#: what is measured: a whole step of training, the part of it that is the optimizer's, and bytes of its state
+#: measured numbers: a whole step of training, the optimizer's part of it, and bytes of its state
 STEP, OPTIMIZER, MOST, ALL = "step", "optimizer", "most bytes", "all bytes"
 
 
 def work(*, kind: str, size: int, shape: Shape, device: str, repeat: int) -> Iterator[Row]:
-    """One row, from as many processes as are wanted; times are those of the slowest."""
+    """Yield one row, measured by ``size`` processes; times are those of the slowest."""
     context = multiprocessing.get_context("spawn")
     pipes: list[Connection] = []
     with tempfile.TemporaryDirectory(prefix="psgd-bench-") as folder:
         for rank in range(size):
             ours, theirs = context.Pipe(duplex=False)
             settings = (kind, rank, size, shape, device, repeat)
-            # They end with this process: all of its group are killed when it is done.
+            # These end with this process: its whole group is killed when it is done.
             context.Process(target=_serve, args=(theirs, Path(folder, "store"), settings), daemon=True).start()
             theirs.close()
             pipes.append(ours)
@@ -60,7 +60,7 @@ def work(*, kind: str, size: int, shape: Shape, device: str, repeat: int) -> Ite
                     row = pipe.recv()
                 except EOFError:
                     raise RuntimeError(f"one of {size} processes has ended before it was done") from None
-                if isinstance(row, str):  # the others wait for it in vain
+                if isinstance(row, str):  # an error, for which the others would wait forever
                     raise RuntimeError(f"on one of {size} processes: {row}")
                 pipes.remove(pipe)
                 rows.append(row)
@@ -83,7 +83,7 @@ def _serve(pipe: Connection, store: Path, settings: tuple[str, int, int, Shape, 
 
 
 def _measured(store: Path, kind: str, rank: int, size: int, shape: Shape, device: str, repeat: int) -> Row:
-    """In the process of a rank."""
+    """Measure in the process of a rank."""
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high")
     cuda = device.startswith("cuda")
@@ -112,9 +112,9 @@ def _measured(store: Path, kind: str, rank: int, size: int, shape: Shape, device
 
     def together() -> None:
         gradient()
-        dist.barrier()  # who waits for others is not at work
+        dist.barrier()  # waiting for others is not counted
 
-    # As many on all ranks, which wait for each other in every one. On a GPU the first ones compile and record.
+    # The same number on all ranks, which wait for each other in every step. On a GPU the first ones compile and record.
     warmup = 20 if cuda else 2
     row = {
         STEP: median(milliseconds(step, device, repeat=repeat, warmup=warmup, before=dist.barrier)),
@@ -128,7 +128,7 @@ def _measured(store: Path, kind: str, rank: int, size: int, shape: Shape, device
 
 
 def _divided(model: GPT, kind: str) -> tuple[nn.Module, PSGD]:
-    """A model as users wrap it, and its optimizer."""
+    """Model as users wrap it, and its optimizer."""
     if kind == FSDP:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -143,7 +143,7 @@ def _divided(model: GPT, kind: str) -> tuple[nn.Module, PSGD]:
 
 
 def tasks(plan: Plan) -> list[Task]:
-    """On GPUs as many processes as there are."""
+    """Tasks of a plan, with one process for each GPU."""
     sizes = [size for size in SIZES if size <= torch.cuda.device_count()] if plan.cuda else SIZES
     shape = TINY if plan.quick else LARGE if plan.cuda else SMALL
     settings = {"shape": shape, "device": plan.device, "repeat": 5 if plan.quick else 10}

@@ -1,7 +1,7 @@
-"""How well and how fast ``Q`` is fitted in each of the local coordinates: why dense Kronecker factors are as they are.
+"""Accuracy and speed of fitting ``Q`` in several local coordinates: the reason for the choice of dense factors.
 
-The Hessian is ``H_0 ⊗ H_1``, and so is what a perfect preconditioner would undo. The error is the root mean square of
-``log λ`` over the eigenvalues of ``P |H|``: zero where all are one.
+The Hessian is ``H_0 ⊗ H_1``, so a Kronecker product can be its inverse. The error is the root mean square of ``log λ``
+over the eigenvalues of ``P |H|``: zero if all are one.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from .isolate import Outcome, Row, SkippedError, Task
 SHAPE = (48, 32)
 CONDITION = 100.0
 SCENARIOS = ("static", "noisy", "time-varying")
-#: relative to the size of ``δg``
+#: size of the noise relative to that of ``δg``
 NOISE = 0.1
-#: radians, about, by which ``H_0`` turns at a step
+#: angle in radians, about, by which ``H_0`` turns at a step
 TURN = 1e-3
 
-#: takes ``(v, H v)``; returns ``[P_0, P_1]``
+#: function from ``(v, H v)`` to ``[P_0, P_1]``
 Update = Callable[[Tensor, Tensor], list[Tensor]]
 
 
 def group_fit(structure: Kronecker, lr: float, dtype: torch.dtype) -> Update:
-    """What the optimizer does."""
+    """Update of the optimizer."""
     if dtype == torch.bfloat16 and structure.inverts:
         raise SkippedError("triangular solves are too coarse in bfloat16")
     Q = structure.init(SHAPE, dtype=dtype, device="cpu")
@@ -62,7 +62,7 @@ def qep(lr: float, dtype: torch.dtype) -> Update:
 
 
 def quad(lr: float, dtype: torch.dtype) -> Update:
-    """``P ← (I − μ S) P (I − μ S)``: keeps ``P`` itself, so that preconditioning takes half of the products."""
+    """``P ← (I − μ S) P (I − μ S)``: keeps ``P`` itself, so that preconditioning needs half of the products."""
     P = [torch.eye(n, dtype=dtype) for n in SHAPE]
 
     def update(v: Tensor, hv: Tensor) -> list[Tensor]:
@@ -85,7 +85,7 @@ def _norm(S: Tensor) -> Tensor:
 
 
 TRIANGULAR, INVERSE_FREE, QEP, QUAD = "E Q, triangular", "Q½ E Q1½ (ours)", "Q E P", "P directly"
-#: ours is wide and below the others, so that all are seen where they do the same
+#: styles of the curves: ours is wide and below the others, so that all are visible if they coincide
 STYLES: dict[str, dict[str, Any]] = {
     TRIANGULAR: {"color": THEIRS},
     INVERSE_FREE: {"color": OURS, "linewidth": 4, "zorder": 1.9},
@@ -102,7 +102,7 @@ def start(kind: str, lr: float, dtype: torch.dtype) -> Update:
 
 
 def hessian(n: int, generator: torch.Generator) -> Tensor:
-    """Positive definite, with eigenvalues from 1 down to ``1 / CONDITION``."""
+    """Positive definite matrix with eigenvalues from 1 down to ``1 / CONDITION``."""
     V, _ = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64))
     return (V * torch.logspace(0, -math.log10(CONDITION), n, dtype=torch.float64)) @ V.T
 

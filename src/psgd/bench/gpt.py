@@ -55,7 +55,7 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tokens and places are embedded; the embedding of tokens also reads the answer off."""
+    """Transformer with embeddings of tokens and of positions; that of tokens is also the last layer."""
 
     def __init__(self, vocabulary: int, shape: Shape) -> None:
         super().__init__()
@@ -66,12 +66,12 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(shape.width)
         for name, p in self.named_parameters():
             if p.ndim == 2:
-                # What is added to the stream of activations starts smaller, the more often that is done.
+                # Layers that add to the residual stream start smaller, the more of them there are.
                 adds = name.endswith(("out.weight", "down.weight"))
                 nn.init.normal_(p, std=0.02 / (math.sqrt(2 * shape.layers) if adds else 1))
 
     def hidden(self) -> list[nn.Parameter]:
-        """The matrices of hidden layers, which is what Muon is for."""
+        """Matrices of hidden layers, which Muon is for."""
         return [p for p in self.layers.parameters() if p.ndim == 2]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class GPT(nn.Module):
 
 
 class Text:
-    """A text as numbers: nine tenths to train on, the rest to validate."""
+    """Text as numbers: nine tenths to train on, the rest to validate."""
 
     def __init__(self, path: Path, device: str) -> None:
         characters = path.read_text(encoding="utf-8", errors="replace")
@@ -97,7 +97,7 @@ class Text:
         self.train, self.rest = data[:cut].to(device), data[cut:].to(device)
 
     def batches(self, seed: int, shape: Shape) -> Iterator[tuple[Tensor, Tensor]]:
-        """Random windows; each optimizer sees the same ones."""
+        """Random windows of the training text; each optimizer sees the same ones."""
         generator = torch.Generator().manual_seed(seed)
         offsets = torch.arange(shape.context + 1, device=self.train.device)
         while True:
@@ -106,7 +106,7 @@ class Text:
             yield windows[:, :-1], windows[:, 1:]
 
     def validation(self, shape: Shape, most: int | None = None) -> list[tuple[Tensor, Tensor]]:
-        """All of the rest, window by window."""
+        """All of the validation text, window by window."""
         count = (len(self.rest) - 1) // shape.context
         windows = [self.rest[i * shape.context : (i + 1) * shape.context + 1] for i in range(count)]
         stacked = torch.stack(windows)[:most]

@@ -9,7 +9,7 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
-#: nothing to draw: every step sees the same loss
+#: mini-batch of problems without data: every step sees the same loss
 WHOLE: tuple[Tensor, ...] = ()
 
 
@@ -18,10 +18,10 @@ class Start:
     """A problem before the first step.
 
     Args:
-        params: to be found
+        params: parameters to be found
         data: a mini-batch for every step
-        loss: of a mini-batch
-        judge: how far it is, by the number that the target is about
+        loss: loss of a mini-batch
+        judge: returns the number that the target is for
     """
 
     params: list[Tensor]
@@ -31,7 +31,7 @@ class Start:
 
 
 def _whole(params: list[Tensor], loss: Callable[[], Tensor], best: float = 0.0) -> Start:
-    """A loss without mini-batches; judged by how far it is over the best."""
+    """Problem without mini-batches, judged by the difference of its loss to the best one."""
 
     @torch.no_grad()
     def judge() -> float:
@@ -41,7 +41,7 @@ def _whole(params: list[Tensor], loss: Callable[[], Tensor], best: float = 0.0) 
 
 
 def start_rosenbrock(device: str, seed: int, dimensions: int = 2) -> Start:
-    """A narrow curved valley; in two dimensions from the far side of it."""
+    """Narrow curved valley; in two dimensions it starts on the far side."""
     theta = torch.zeros(dimensions, dtype=torch.float64)
     if dimensions == 2:
         theta += torch.tensor([-1.0, 1.0], dtype=torch.float64)
@@ -55,7 +55,7 @@ def start_rosenbrock(device: str, seed: int, dimensions: int = 2) -> Start:
 
 
 def start_logistic(device: str, seed: int, samples: int = 1000, features: int = 50) -> Start:
-    """Covariance of condition 1e6, rotated; every direction of it says equally much about the classes."""
+    """Logistic regression with a rotated covariance of condition 1e6; all directions are equally informative."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -76,7 +76,7 @@ def start_logistic(device: str, seed: int, samples: int = 1000, features: int = 
 
 @torch.no_grad()
 def _newton(x: Tensor, y: Tensor, iterations: int = 30) -> float:
-    """The least logistic loss, with a step halved as long as it goes up."""
+    """Least logistic loss, by Newton's method with steps that are halved as long as the loss rises."""
     w = x.new_zeros(x.shape[1])
 
     def loss(w: Tensor) -> float:
@@ -94,7 +94,7 @@ def _newton(x: Tensor, y: Tensor, iterations: int = 30) -> float:
 
 
 def start_tensor(device: str, seed: int, size: int = 30, rank: int = 10) -> Start:
-    """A tensor of known rank, to be found as a sum of outer products from another random start."""
+    """Tensor of known rank, to be found as a sum of outer products from another random start."""
     generator = torch.Generator().manual_seed(seed)
 
     def factors() -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""One measurement in a process of its own, with a time limit: whatever a peer does, the others are still measured."""
+"""One measurement in its own process, with a time limit: whatever a peer does, the others are still measured."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from typing import Any
 
 import torch
 
-#: what was measured, by name: numbers, strings, or None
+#: measured values by name: numbers, strings, or None
 Row = dict[str, Any]
 
-#: seconds that a process may take to start and to import torch, before its own time begins
+#: seconds in which a process must start and import torch, before its time limit begins
 STARTUP = 120.0
 
 
 class MissingPackageError(Exception):
-    """An optional package is not installed."""
+    """Error of an optional package that is not installed."""
 
     def __init__(self, package: str) -> None:
         super().__init__(f"{package} is not installed: pip install 'psgd[bench]'")
 
 
 class SkippedError(Exception):
-    """A measurement cannot be made here, for a reason that is nobody's fault, such as data that are not there."""
+    """Error of a measurement that is impossible here without anything being wrong, such as for missing data."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be measured: ``work(**settings)`` yields rows.
+    """A measurement: ``work(**settings)`` yields rows.
 
     ``work`` is a function at the top of a module and the settings can be pickled, so that another process finds both.
 
     Args:
-        label: unique among the tasks of a benchmark
+        label: name that is unique among the tasks of a benchmark
         work: yields the rows, each as soon as it is known: those before a time limit are kept
-        settings: its arguments
-        limit: seconds it may take, not counting the start of its process
-        threads: that torch may use on the CPU
+        settings: arguments of ``work``
+        limit: time limit in seconds, without the start of the process
+        threads: number of threads that torch may use on the CPU
     """
 
     label: str
@@ -62,7 +62,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The rows of a task, the seconds it took, and where it did not come to its end the reason, in one line."""
+    """Rows of a task, its seconds and, if it did not finish, the reason in one line."""
 
     task: Task
     rows: list[Row]
@@ -76,24 +76,25 @@ class Outcome:
 
     @property
     def row(self) -> Row:
-        """All rows as one, later values over earlier ones."""
+        """All rows as one; later values replace earlier ones."""
         return {name: value for row in self.rows for name, value in row.items()}
 
 
 @dataclass(frozen=True)
 class _End:
-    """The last message of a process."""
+    """Last message of a process."""
 
     failure: str | None = None
     details: str = ""
 
 
 def measure(task: Task, advanced: Callable[[Row], object] = lambda row: None) -> Outcome:
-    """Do the task in a fresh process; ``advanced`` is told of every row as it comes.
+    """Do the task in a new process; ``advanced`` is called with every row as it comes.
 
-    Never raises for what the task does. When it returns or is interrupted, the process and all it started are gone.
+    It never raises for errors of the task. When it returns or is interrupted, the process and all that it started have
+    ended.
     """
-    context = multiprocessing.get_context("spawn")  # a fresh interpreter: no peer sees what another has left behind
+    context = multiprocessing.get_context("spawn")  # a new interpreter: no peer sees the effects of another
     ours, theirs = context.Pipe(duplex=False)
     rows: list[Row] = []
     with tempfile.NamedTemporaryFile(prefix="psgd-bench-") as log:
@@ -135,7 +136,7 @@ def _killed(process: BaseProcess) -> str:
 
 
 def _kill(process: BaseProcess) -> None:
-    """The process, and the group that it leads: compilers start processes of their own."""
+    """Kill the process and the group that it leads, as compilers start processes of their own."""
     if process.pid is None:
         return
     if hasattr(os, "killpg"):
@@ -148,14 +149,14 @@ def _kill(process: BaseProcess) -> None:
 
 @contextmanager
 def _unmoved_by_interrupts() -> Iterator[None]:
-    """A process that is started here never sees Ctrl-C, which goes to all of a terminal; the parent decides.
+    """Hide Ctrl-C, which goes to all processes of a terminal, from processes that are started here.
 
-    For the parent it is only put off until the end of the block.
+    For the parent it is only delayed until the end of the block.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # it is started by the first process otherwise, and clears the mask
+    resource_tracker.ensure_running()  # otherwise the first process starts it, and clears the mask
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -164,11 +165,11 @@ def _unmoved_by_interrupts() -> Iterator[None]:
 
 
 def _work(task: Task, connection: Connection, log: str) -> None:
-    """In the other process."""
+    """Do the task, in the other process."""
     if hasattr(os, "setsid"):
         os.setsid()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with open(log, "ab", buffering=0) as file:  # what peers print is not for the table
+    with open(log, "ab", buffering=0) as file:  # output of peers is not for the table
         sys.stdout.flush()
         sys.stderr.flush()
         for stream in (1, 2):
@@ -196,7 +197,7 @@ def _carry_out(task: Task, connection: Connection) -> _End:
 
 
 def _end_with_parent() -> None:
-    """A parent that is killed can tell nobody."""
+    """End this process with its parent, which may be killed without notice."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

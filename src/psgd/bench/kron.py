@@ -1,4 +1,4 @@
-"""Kronecker factors of square matrices, one or many: what their update costs, with triangular solves and without."""
+"""Kronecker factors of square matrices, one or many: the cost of their update, with triangular solves and without."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .timing import typical
 
 SIZES = (128, 256, 512, 1024, 2048)
 STACKS = (1, 12, 48)
-#: numbers in a product above which a CPU takes seconds: B n³
+#: size of a product, B n³, above which a CPU needs seconds
 MOST_ON_CPU = 2e9
 
 TRIANGULAR, INVERSE_FREE, BF16 = "triangular", "inverse-free", "inverse-free, bf16"
 COLORS = {TRIANGULAR: THEIRS, INVERSE_FREE: OURS, BF16: "tab:green"}
-#: what is timed
+#: steps that are timed
 WITH, WITHOUT = "with update", "without update"
 DASHES = {1: ":", 12: "--", 48: "-"}
 
 
 def work(*, peer: Peer, shapes: Sequence[tuple[int, int]], device: str, seconds: float) -> Iterator[Row]:
-    """A row for each size and height of a stack."""
+    """Yield a row for each size and height of a stack."""
     torch.set_float32_matmul_precision("high")
     for n, count in shapes:
         params = [torch.zeros(n, n, device=device, requires_grad=True) for _ in range(count)]
@@ -56,7 +56,7 @@ def tasks(plan: Plan) -> list[Task]:
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
-    """A line for each shape, a pair of columns for each kind of ``Q``."""
+    """Table with a line for each shape, and a pair of columns for each kind of ``Q``."""
     times = {(o.label, row["n"], row["stack"]): row for o in outcomes for row in o.rows}
     shapes = sorted({(n, count) for _, n, count in times})
     columns = [f"{what}, {o.label}" for what in (WITH, WITHOUT) for o in outcomes]
@@ -88,7 +88,7 @@ def draw(outcomes: Sequence[Outcome]) -> Picture:
         panel.set_xlabel("size n of n × n matrices")
     panels[0].set_ylabel("milliseconds")
     if legend := panels[0].get_legend():
-        legend.remove()  # that of the other panel is the same, and in nobody's way
+        legend.remove()  # that of the other panel is the same, and hides nothing
     return picture
 
 

@@ -1,4 +1,4 @@
-"""A small character-level GPT: how many steps and how much time it takes to a validation loss, by each optimizer."""
+"""A small character-level GPT: steps and time that each optimizer needs to reach a validation loss."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from .isolate import Outcome, Row, SkippedError, Task
 from .peers import PEERS, Peer, Steps, Together
 from .timing import wait_for
 
-#: where a text is looked for if none is given
+#: places where a text is searched if none is given
 TEXTS = (Path("tinyshakespeare.txt"), Path("../shared/data/text/tinyshakespeare.txt"))
 TARGET = 1.5
 WARMUP = 100
 STEPS = 1200
-#: steps between two looks at the validation loss
+#: steps between two evaluations of the validation loss
 EVERY = 25
 TINY = Shape(layers=2, heads=2, width=64, context=64, batch=16, dropout=0.1)
 
 
 def psgd(params: Sequence[Tensor], hidden: Sequence[Tensor], lr: float, **options: object) -> Steps:
-    """Everything as it comes, but for a weight decay."""
+    """PSGD with its defaults, except for a weight decay."""
     return PSGD(params, lr, probe=Whitening(), weight_decay=1.0, **options)  # type: ignore[arg-type]
 
 
@@ -40,13 +40,13 @@ def adamw(params: Sequence[Tensor], hidden: Sequence[Tensor], lr: float) -> Step
 
 
 def muon(params: Sequence[Tensor], hidden: Sequence[Tensor], lr: float) -> Steps:
-    """Muon as it comes for the hidden matrices, and AdamW at 0.001 for the rest."""
+    """Muon with its defaults for the hidden matrices, and AdamW at 0.001 for the rest."""
     chosen = {id(p) for p in hidden}
     rest = [p for p in params if id(p) not in chosen]
     return Together([torch.optim.Muon(hidden, lr), adamw(rest, [], 1e-3)])
 
 
-#: each with three step sizes, the most likely one first
+#: optimizers, each with three learning rates, the most likely one first
 COMPARED: list[tuple[Peer, tuple[float, float, float]]] = [
     (Peer("PSGD", psgd, 7e-4), (7e-4, 5.5e-4, 9e-4)),
     (Peer("AdamW", adamw, 1e-3), (1e-3, 5e-4, 2e-3)),
@@ -57,7 +57,7 @@ COMPARED: list[tuple[Peer, tuple[float, float, float]]] = [
 
 
 def work(*, peer: Peer, lr: float, text: Path | None, shape: Shape, steps: int, device: str) -> Iterator[Row]:
-    """A row for each look; only training is timed."""
+    """Yield a row for each evaluation; only training is timed."""
     torch.set_float32_matmul_precision("high")
     data = Text(found(text), device)
     torch.manual_seed(0)
@@ -122,12 +122,12 @@ def tasks(plan: Plan) -> list[Task]:
 
 
 def reached(outcome: Outcome) -> tuple[float, float]:
-    """Steps and seconds to the target; infinite where it was not reached."""
+    """Steps and seconds to the target; infinite if it was not reached."""
     return next(((r["step"], r["seconds"]) for r in outcome.rows if r["loss"] < TARGET), (math.inf, math.inf))
 
 
 def best(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Of each optimizer the step size with the fewest steps, of several such the quickest, or else the lowest."""
+    """Outcomes with the best learning rate of each optimizer: the fewest steps, then the least time or lowest loss."""
     by_name: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_name.setdefault(name_of(outcome), []).append(outcome)

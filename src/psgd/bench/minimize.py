@@ -1,4 +1,4 @@
-"""``psgd.minimize`` beside the methods of SciPy: gradients and seconds until a function is as low as 1e-8."""
+"""``psgd.minimize`` compared with the methods of SciPy: gradients and seconds until a function is as low as 1e-8."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .isolate import MissingPackageError, Outcome, Row, Task
 
 TARGET = 1e-8
 PSGD, SCIPY = "psgd.minimize", ("BFGS", "L-BFGS-B", "Newton-CG")
-#: for SciPy, so that none of its methods stops before the target
+#: options with which none of SciPy's methods stops before the target
 ENDLESS: dict[str, dict[str, Any]] = {
     "BFGS": {"gtol": 0.0, "maxiter": 10**6},
     "L-BFGS-B": {"gtol": 0.0, "ftol": 0.0, "maxiter": 10**6, "maxfun": 10**7},
@@ -31,7 +31,7 @@ Array = Any
 
 @dataclass(frozen=True)
 class Function:
-    """A function whose minimum is 0, its gradient, and where to start."""
+    """A function whose minimum is 0, its gradient, and a point to start from."""
 
     value: Callable[[Array], float]
     gradient: Callable[[Array], Array]
@@ -77,7 +77,7 @@ def himmelblau() -> Function:
 
 
 def powell() -> Function:
-    """Its Hessian is singular at the minimum."""
+    """Powell's function, whose Hessian is singular at the minimum."""
 
     def value(x: Array) -> float:
         a, b, c, d = x
@@ -92,7 +92,7 @@ def powell() -> Function:
 
 
 def quadratic(n: int, condition: float = 1e8) -> Function:
-    """Eigenvalues from ``condition ** -0.5`` to ``condition ** 0.5``, in directions that are no axes."""
+    """Quadratic function with eigenvalues from ``condition ** -0.5`` to ``condition ** 0.5``, not along the axes."""
     random = np.random.default_rng(0)
     V, _ = np.linalg.qr(random.standard_normal((n, n)))
     H = (V * np.logspace(-0.5, 0.5, n, base=condition)) @ V.T
@@ -112,11 +112,11 @@ PROBLEMS: dict[str, Callable[[], Function]] = {
 
 
 class Reached(Exception):  # noqa: N818
-    """The target: nothing more is measured."""
+    """Signal that the target was reached: nothing more is measured."""
 
 
 def work(*, problem: str, method: str) -> Iterator[Row]:
-    """Evaluations and seconds of the processor until a value of at most ``TARGET`` is seen, whatever ends a method."""
+    """Measure evaluations and processor seconds until a value is at most ``TARGET``, however a method ends."""
     if method != PSGD:
         try:
             scipy = importlib.import_module("scipy.optimize")
@@ -124,7 +124,7 @@ def work(*, problem: str, method: str) -> Iterator[Row]:
             raise MissingPackageError("scipy") from None
     function = PROBLEMS[problem]()
     small = rosenbrock(2)
-    minimize(small.value, small.start, jac=small.gradient, maxiter=3)  # what is loaded and set up once
+    minimize(small.value, small.start, jac=small.gradient, maxiter=3)  # what is loaded and set up only once
     seen = {"value": float("inf"), "functions": 0, "gradients": 0}
 
     def value(x: Array) -> float:
@@ -187,7 +187,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def draw(outcomes: Sequence[Outcome]) -> Picture:
-    """Gradients: unlike seconds, they are the same on every machine."""
+    """Draw the numbers of gradients: unlike seconds, they are the same on every machine."""
     groups = _by_problem(outcomes)
     lines = max(1, -(-len(groups) // 2))
     picture = Picture(figsize=(8, 1.3 * lines), layout="constrained")

@@ -1,7 +1,7 @@
-"""The problems on which optimizers are compared: four of the paper's own, and four of ``hard``.
+"""Problems on which optimizers are compared: four of the paper's own, and four of ``hard``.
 
-Every method has three step sizes for each problem. PSGD also has a structure, ``precond_lr``, ``max_norm`` and
-``momentum`` for each, where the others have what they come with. These were chosen with other seeds than that of the
+Every method has three learning rates for each problem. PSGD also has a structure, ``precond_lr``, ``max_norm`` and
+``momentum`` for each, while the others have their defaults. These were chosen with other seeds than that of the
 benchmark: from about ten settings for the zebra and the equalizer, and from about forty for Rosenbrock in 100
 dimensions, where only the probes are random, and for logistic regression.
 """
@@ -27,19 +27,19 @@ from .peers import LBFGS, Peer, Steps
 
 @dataclass(frozen=True)
 class Problem:
-    """A loss, and a number that is to come under a target.
+    """A loss, and a number that should fall below a target.
 
     Args:
-        name: as ``--model`` has it, beside the names of ``GROUPS``
-        title: for pictures
-        goal: what is to come under the target
-        target: when it counts as solved
-        start: makes it, from a device and a seed
-        plain: three step sizes for SGD; with momentum a third of them
-        adaptive: three step sizes for Adam, and for all whose steps do not depend on the scale of the loss
-        psgd: the choices and numbers of PSGD; of its ``lr`` half and twice are tried, too
-        every: steps from one look at the goal to the next
-        seconds: of optimisation with one step size, after which it counts as not solved
+        name: name for ``--model``, beside the names of ``GROUPS``
+        title: title in pictures
+        goal: name of the number
+        target: value below which the problem counts as solved
+        start: makes the problem, from a device and a seed
+        plain: three learning rates for SGD; with momentum a third of them
+        adaptive: three learning rates for Adam, and for all whose steps do not depend on the scale of the loss
+        psgd: the choices and numbers of PSGD; half and twice its ``lr`` are tried, too
+        every: steps from one evaluation of the goal to the next
+        seconds: time with one learning rate, after which the problem counts as not solved
     """
 
     name: str
@@ -54,14 +54,14 @@ class Problem:
     seconds: float = 5.0
 
     def fitted(self, seed: int) -> Peer:
-        """PSGD as the problem wants it: with curvature from finite differences, unless it says otherwise."""
+        """PSGD with the settings of the problem: with curvature from finite differences, unless it says otherwise."""
         choices = {name: value for name, value in self.psgd.items() if name != "lr"}
         return Peer("PSGD", partial(fitted, seed=seed, **choices), lr=self.psgd["lr"], closure=True)
 
     def rates(self, peer: Peer) -> list[float]:
-        """The step sizes to try, the middle one first; LBFGS, which has a line search, needs only one.
+        """Learning rates to try, the middle one first; LBFGS, which has a line search, needs only one.
 
-        They are around those of SGD or of Adam, as much larger as those of the peer usually are.
+        They are those of SGD or of Adam, scaled by the usual ratio of the peer's learning rates to these.
         """
         if peer == LBFGS:
             return [peer.lr]
@@ -118,18 +118,18 @@ def start_addition(device: str, seed: int, length: int = 30) -> Start:
 
 
 def shuffled(images: Tensor, labels: Tensor, generator: torch.Generator, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless epochs, each in another order."""
+    """Mini-batches of endless epochs, each in another order."""
     while True:
         for picked in torch.randperm(len(images), generator=generator).to(images.device).split(size):
             yield images[picked], labels[picked]
 
 
 def start_mnist(device: str, seed: int, size: int = 500) -> Start:
-    """Mini-batches of 500, on a CPU about as much work as the products with ``P``.
+    """MNIST with mini-batches of 500, which on a CPU are about as much work as the products with ``P``.
 
-    With the paper's 100, PSGD takes fewer steps than first-order methods, but not less time.
+    With the paper's 100, PSGD needs fewer steps than first-order methods, but not less time.
     """
-    # Never a download in the middle of a measurement.
+    # Nothing is downloaded during a measurement.
     folder = Path(os.environ.get("PSGD_DATA") or mnist.cache())
     try:
         images, labels, test_images, test_labels = digits.tensors(folder, device)
@@ -148,7 +148,7 @@ def start_mnist(device: str, seed: int, size: int = 500) -> Start:
     return Start(list(model.parameters()), shuffled(images, labels, generator, size), loss, judge)
 
 
-#: step sizes go from gentle ones to the longest that are stable
+#: problems; their learning rates go from small ones to the largest that are stable
 PROBLEMS: dict[str, Problem] = {
     problem.name: problem
     for problem in (
@@ -255,5 +255,5 @@ PROBLEMS: dict[str, Problem] = {
         ),
     )
 }
-#: those of the paper and those of ``hard``, to be run together
+#: problems of the paper and those of ``hard``, to be run together
 GROUPS = {"paper": list(PROBLEMS)[:4], "hard": list(PROBLEMS)[4:]}

@@ -1,4 +1,4 @@
-"""The optimizers that are compared: our own, torch's, and those of other packages where they are installed."""
+"""Optimizers that are compared: our own, torch's, and those of other packages if they are installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .isolate import MissingPackageError
 
 
 class Steps(Protocol):
-    """What the benchmarks want of an optimizer."""
+    """Interface of an optimizer for the benchmarks."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]: ...
@@ -29,7 +29,7 @@ class Steps(Protocol):
 
 
 class Make(Protocol):
-    """Makes the optimizer; ``hidden`` are those of the parameters that are matrices of hidden layers."""
+    """Function that makes the optimizer; ``hidden`` are the parameters that are matrices of hidden layers."""
 
     def __call__(self, params: Sequence[Tensor], hidden: Sequence[Tensor], lr: float, /) -> Steps: ...
 
@@ -39,12 +39,12 @@ class Peer:
     """An optimizer that can be sent to another process.
 
     Args:
-        name: as tables and ``--peers`` have it
+        name: name in tables and for ``--peers``
         make: a function at the top of a module, or a ``partial`` of one; it imports what it needs
-        lr: a step size that is sensible for a neural network
-        package: that has it, if it is neither torch nor ours
-        closure: ``step`` wants a closure that it can call several times
-        plain: its steps are as long as the gradient is, so that a good step size depends on the scale of the loss
+        lr: a learning rate that is sensible for a neural network
+        package: name of its package, if that is neither torch nor ours
+        closure: whether ``step`` wants a closure that it can call several times
+        plain: whether steps are proportional to the gradient, so that a good rate depends on the scale of the loss
     """
 
     name: str
@@ -57,7 +57,7 @@ class Peer:
     def optimizer(
         self, params: Iterable[Tensor], lr: float | None = None, hidden: Sequence[Tensor] | None = None
     ) -> Steps:
-        """For these parameters; all matrices count as hidden if nothing else is said."""
+        """Optimizer for these parameters; by default all matrices count as hidden."""
         params = list(params)
         if hidden is None:
             hidden = [p for p in params if p.ndim == 2]
@@ -71,7 +71,7 @@ class Peer:
 
     @property
     def version(self) -> str | None:
-        """Of the package, where there is one and it is installed."""
+        """Version of the package, if there is one and it is installed."""
         if self.package is None or not self.installed:
             return None
         try:
@@ -93,7 +93,7 @@ def whitening(
     precond_dtype: torch.dtype | None = None,
     update_every: int = 1,
 ) -> Steps:
-    """PSGD in an ordinary loop: all but the structure as it comes."""
+    """PSGD in an ordinary loop, with defaults for everything but the structure."""
     return PSGD(
         params,
         lr,
@@ -108,7 +108,7 @@ def _ours(name: str, **options: Any) -> Peer:
     return Peer(name, partial(whitening, **options), lr=1e-3)
 
 
-#: more updates than any run has steps: only the first step updates Q
+#: update interval longer than any run: only the first step updates Q
 NEVER = 10**9
 
 PSGD_FLOAT32 = _ours("PSGD")
@@ -116,7 +116,7 @@ PSGD_BF16 = _ours("PSGD, bf16 Q", precond_dtype=torch.bfloat16)
 PSGD_TRIANGULAR = _ours("PSGD, triangular", inverse_free=False)
 PSGD_NO_UPDATE = _ours("PSGD, no update", update_every=NEVER)
 PSGD_8192_BF16 = _ours("PSGD, up to 8192, bf16 Q", max_dense=8192, precond_dtype=torch.bfloat16)
-#: the same, where there is another PSGD beside it
+#: PSGD with a name for tables that have another PSGD
 PSGD_WHITENING = _ours("PSGD, whitening")
 OURS = (PSGD_FLOAT32, PSGD_BF16, PSGD_TRIANGULAR, PSGD_NO_UPDATE, PSGD_8192_BF16)
 
@@ -157,7 +157,7 @@ def muon(params: Sequence[Tensor], hidden: Sequence[Tensor], lr: float) -> Steps
 
 
 def lbfgs(params: Sequence[Tensor], hidden: Sequence[Tensor], lr: float) -> Steps:
-    """One iteration a step; its line search may evaluate the loss often, where torch by default lets it do so once."""
+    """LBFGS with one iteration per step; its line search may evaluate the loss often, unlike by torch's default."""
     return torch.optim.LBFGS(  # type: ignore[return-value]  # its closure is not optional
         params, lr=lr, max_iter=1, max_eval=30, line_search_fn="strong_wolfe"
     )
@@ -195,16 +195,16 @@ class Together:
 
 
 def imported(params: Sequence[Tensor], hidden: Sequence[Tensor], lr: float, *, package: str, name: str) -> Steps:
-    """As it comes, but for the step size."""
+    """Optimizer of another package with its defaults, except for the learning rate."""
     return getattr(importlib.import_module(package), name)(params, lr=lr)
 
 
 def heavyball(
     params: Sequence[Tensor], hidden: Sequence[Tensor], lr: float, *, package: str, name: str, kept: Sequence[str]
 ) -> Steps:
-    """As it comes on a GPU; on a CPU not compiled, as tuning its kernels takes minutes there.
+    """Optimizer of heavyball with its defaults on a GPU; on a CPU not compiled, as tuning would cost minutes there.
 
-    What it keeps (``kept`` names the options) is float32, which it cannot multiply with float64: there it is float64.
+    Its state (``kept`` names the options) is float32, which it cannot multiply with float64: there it is float64.
     """
     module = importlib.import_module(package)
     if not _on_cuda(params):
@@ -223,7 +223,7 @@ ADAM = Peer("Adam", adam, lr=1e-3)
 RMSPROP = Peer("RMSprop", rmsprop, lr=1e-3)
 LBFGS = Peer("LBFGS", lbfgs, lr=1.0, closure=True)
 
-#: all but our own, in the order of the tables
+#: all peers but our own, in the order of the tables
 PEERS: dict[str, Peer] = {
     peer.name: peer
     for peer in (
@@ -245,7 +245,7 @@ PEERS: dict[str, Peer] = {
 
 
 class UnknownPeerError(ValueError):
-    """A name that none of the peers has; says which there are."""
+    """Error of a name that none of the peers has; its message lists them."""
 
     def __init__(self, name: str, among: Collection[str]) -> None:
         names = [peer for peer in PEERS if peer in among]
@@ -254,11 +254,11 @@ class UnknownPeerError(ValueError):
 
 
 def chosen(text: str, among: Collection[str] = PEERS) -> list[Peer]:
-    """The peers of a list with commas: names in any case, packages for all they have, ``all`` or ``none``.
+    """Peers of a list with commas: names in any case, packages for all that they have, ``all`` or ``none``.
 
     Args:
         text: the list
-        among: names of those that can be chosen
+        among: names that can be chosen
     """
     found: dict[str, Peer] = {}
     for word in (word.strip().lower() for word in text.split(",")):

@@ -20,21 +20,21 @@ from .isolate import Outcome, Row, Task
 from .objectives import GROUPS, PROBLEMS, Problem
 from .peers import Peer
 
-#: of everything random; settings of PSGD were tuned with others
+#: seed of everything random; settings of PSGD were tuned with others
 SEED = 7
-#: the share of a problem's seconds that a quick run has
+#: share of a problem's seconds that a quick run has
 QUICK = 0.25
-#: steps after which everything has been compiled
+#: number of steps after which everything has been compiled
 WARMUP = 3
-#: about how many rows a step size gets
+#: approximate number of rows for a learning rate
 ROWS = 25
 
 
 def work(*, problem: Problem, peer: Peer, device: str, seconds: float) -> Iterator[Row]:
-    """Rows along the way to the goal, for one step size after the other; the last of each is where it ended.
+    """Yield rows on the way to the goal, for one learning rate after the other; the last row of each is its end.
 
-    Only steps are timed, not looks, and not what some peers compile at their first steps, which are taken once before.
-    A step size is given up when it takes longer than the best before it.
+    Only steps are timed, without evaluations, and without what some peers compile at their first steps, which are taken
+    once before. A learning rate is given up when it needs longer than the best before it.
     """
     rates = problem.rates(peer)
     _, steps = _begin(problem, peer, rates[0], device)
@@ -80,20 +80,20 @@ def tasks(plan: Plan) -> list[Task]:
 
 
 def best(outcome: Outcome) -> Row | None:
-    """Where the target was reached first; else None."""
+    """Row at which the target was reached first, or None."""
     target = outcome.task.settings["problem"].target
     reached = [row for row in outcome.rows if row["value"] is not None and row["value"] < target]
     return min(reached, key=lambda row: row["seconds"], default=None)
 
 
 def closest(outcome: Outcome) -> Row | None:
-    """The best look at a goal that was not reached."""
+    """Best row, if the target was not reached."""
     seen = [row for row in outcome.rows if isfinite(row["value"])]
     return min(seen, key=lambda row: row["value"], default=None)
 
 
 def _by_problem(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Outcome | None]]:
-    """For each problem all methods, by name; None where a run was interrupted before."""
+    """Outcomes of all methods by name, for each problem; None if a run was interrupted before."""
     methods = dict.fromkeys(outcome.task.settings["peer"].name for outcome in outcomes)
     found: dict[str, dict[str, Outcome | None]] = {}
     for outcome in outcomes:
@@ -103,7 +103,7 @@ def _by_problem(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Outcome | No
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
-    """The problems, and under each the methods: where they reached the target, or how close they came."""
+    """Table of the problems, and under each the methods: when they reached the target, or how close they came."""
     rows = []
     for name, group in _by_problem(outcomes).items():
         problem = PROBLEMS[name]

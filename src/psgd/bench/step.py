@@ -1,4 +1,4 @@
-"""What one ``optimizer.step()`` costs at the shapes of GPT-2 with 124 million parameters."""
+"""Cost of one ``optimizer.step()`` for the shapes of GPT-2 with 124 million parameters."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .peers import Peer
 from .timing import milliseconds, wait_for
 
 WARMUP, STEPS = 5, 40
-#: on a GPU some optimizers compile, or record, what they do in their first steps
+#: number of first steps on a GPU in which optimizers may compile or record
 WARMUP_ON_GPU = 50
-#: sets of random gradients that take turns
+#: number of sets of random gradients that are used in turn
 GRADIENTS = 4
 
 
 @dataclass(frozen=True)
 class Transformer:
-    """The shapes of a GPT-2: two embeddings, four matrices in each layer, and vectors."""
+    """Shapes of a GPT-2: two embeddings, four matrices in each layer, and vectors."""
 
     layers: int
     width: int
@@ -41,7 +41,7 @@ class Transformer:
         return f"{self.layers} layers of width {self.width}, {self.vocabulary:,} words"
 
     def hidden(self) -> list[tuple[int, ...]]:
-        """The matrices of the layers."""
+        """Matrices of the layers."""
         w = self.width
         return [(3 * w, w), (w, w), (4 * w, w), (w, 4 * w)] * self.layers
 
@@ -59,7 +59,7 @@ MODELS = {
 
 
 def state_bytes(optimizer: peers.Steps) -> int:
-    """All memory that the state holds; what is shared by several tensors counts once."""
+    """Bytes of the state; memory that several tensors share counts once."""
     storages: dict[int, int] = {}
 
     def look(value: Any) -> None:
@@ -79,7 +79,7 @@ def state_bytes(optimizer: peers.Steps) -> int:
 
 
 def work(*, peer: Peer, model: Transformer, device: str, steps: int) -> Iterator[Row]:
-    """First step, typical step, memory: a row for each, so that a time limit keeps what is known."""
+    """Measure the first step, a typical step and memory: a row for each, so that a time limit keeps what is known."""
     if peer.closure:
         raise SkippedError("a step evaluates the loss as often as its line search wants, so there is no such number")
     torch.set_float32_matmul_precision("high")
@@ -94,7 +94,7 @@ def work(*, peer: Peer, model: Transformer, device: str, steps: int) -> Iterator
     gradients = cycle([[1e-3 * torch.randn_like(p) for p in params] for _ in range(GRADIENTS)])
 
     def give_gradients() -> None:
-        """Before every step: some optimizers take them away."""
+        """Set gradients before every step, as some optimizers remove them."""
         for p, g in zip(params, next(gradients), strict=True):
             p.grad = g
 
@@ -114,7 +114,7 @@ def work(*, peer: Peer, model: Transformer, device: str, steps: int) -> Iterator
     row: Row = {"median ms": median(times), "mean ms": fmean(times)}
     if cuda:
         peak = torch.cuda.max_memory_allocated(device)
-        torch.cuda.empty_cache()  # what is still reserved then is kept for the next steps
+        torch.cuda.empty_cache()  # what is still reserved afterwards is kept for the next steps
         row["peak MB"] = (max(peak, torch.cuda.memory_reserved(device)) - before) / 1e6
     if not all(bool(torch.isfinite(p).all()) for p in params):
         raise FloatingPointError("its parameters are not finite after these steps")

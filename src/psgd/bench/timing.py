@@ -1,4 +1,4 @@
-"""How long something takes: by events of the device where there is one, else by the clock."""
+"""Time measurements: by events of the device if there is one, else by the clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def wait_for(device: str) -> None:
-    """Until all that was asked of the device is done."""
+    """Wait until the device has done all of its work."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
 
@@ -27,14 +27,14 @@ def milliseconds(
     warmup: int = 5,
     before: Callable[[], object] = _nothing,
 ) -> list[float]:
-    """The times of ``repeat`` calls, after some that do not count; ``before`` is called before each, and not timed."""
+    """Times of ``repeat`` calls, after a warm-up; ``before`` is called before each, and not timed."""
     for _ in range(warmup):
         before()
         function()
     wait_for(device)
     if not device.startswith("cuda"):
         return [_by_clock(function, before) for _ in range(repeat)]
-    # Marks in the stream of work, read at the end: the host never waits in between, as in training.
+    # Events in the stream, read at the end: the host never waits in between, as in training.
     with torch.cuda.device(device):
         marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeat)]
         for begin, end in marks:
@@ -54,7 +54,7 @@ def _by_clock(function: Callable[[], object], before: Callable[[], object]) -> f
 
 
 def typical(function: Callable[[], object], device: str, *, seconds: float = 1.0, most: int = 50) -> float:
-    """The median time of a call, of as many calls as fit in about so many seconds: at least three, at most ``most``."""
+    """Median time of a call, from as many calls as fit in about ``seconds``: at least three, at most ``most``."""
     function()
     wait_for(device)
     once = max(milliseconds(function, device, repeat=1, warmup=1)[0], 1e-3)

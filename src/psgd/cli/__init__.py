@@ -1,1 +1,1 @@
-"""The command line: the only place where text becomes objects."""
+"""The command line: the only package where text becomes objects."""

@@ -1,4 +1,4 @@
-"""The command line: the only place where strings become objects."""
+"""Commands of ``psgd``, with their arguments."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def psgd(
       psgd demo                              # SGD and PSGD side by side, in a minute
       psgd reproduce fig1 fig5               # two figures of the paper, and whether its claims hold
       psgd bench step --device cuda --json   # what a step costs beside other optimizers, for a script
-      psgd plan gpt2 --ranks 8               # what the optimizer's state would take
-      psgd watch run.csv                     # what a psgd.Monitor writes, while it does
+      psgd plan gpt2 --ranks 8               # memory of the optimizer's state
+      psgd watch run.csv                     # curves of a psgd.Monitor, while a model is trained
 
     \b
     Exit codes:
@@ -70,10 +70,10 @@ def psgd(
       1    failed on the way: a full disk, a process that was killed, a download
       2    could not begin: a wrong argument, a folder that cannot be written, a missing package
       130  interrupted by Ctrl-C, which is how watch ends: there it is 0
-      141  nobody reads its output any more, as after psgd ... | head
+      141  its output is no longer read, as after psgd ... | head
 
     An error is one line on stderr. With --json stdout holds one JSON document and nothing else, or nothing after an
-    error. Colours and bars are for terminals only; NO_COLOR=1 does without colours there too.
+    error. Colours and bars are for terminals only; NO_COLOR=1 turns colours off there too.
     """
     if context.invoked_subcommand is None:
         Stream().say(context.get_help())
@@ -138,8 +138,8 @@ def reproduce(
     """Run the paper's experiments, draw their figures, and check its claims.
 
     For each figure NAME the folder gets NAME.png, NAME.svg, NAME.csv and NAME.json; report.html shows them all. A
-    command that was stopped carries on where it was, when it is given again. Claims that do not hold are no failure:
-    they are printed, and "holds" is false in the JSON.
+    command that was stopped continues when it is given again. Claims that do not hold are not a failure: they are
+    printed, and "holds" is false in the JSON.
 
     \b
     Examples:
@@ -155,7 +155,7 @@ def reproduce(
     orders = [Order.of(FIGURES[name], full, seeds) for name in names]
     if any(order.figure.digits and order.unfinished(out, device) for order in orders):
         try:
-            mnist.load(data, say=printer.progress.say)  # now, and once for all processes
+            mnist.load(data, say=printer.progress.say)  # now, once for all processes
         except mnist.DataError as error:
             if data is None:
                 raise FailedError(str(error)) from None
@@ -189,7 +189,7 @@ def report(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="What reproduce or monitors wrote.")],
     as_json: Json = False,
 ) -> None:
-    """Make one page of all results in a directory, and print where it is.
+    """Make one page of all results in a directory, and print its path.
 
     \b
     Examples:
@@ -249,10 +249,10 @@ def bench(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure what the optimizer costs and gains beside others: a table, a JSON file and a plot for each benchmark.
+    """Measure what the optimizer costs and gains compared with others: a table, a JSON file and a plot per benchmark.
 
-    Every measurement has a process of its own and a time limit; one that fails is listed as failed, and the others go
-    on. Ctrl-C ends the measurement at hand: the table has those before it.
+    Every measurement has its own process and a time limit; one that fails is listed as failed, and the others go on.
+    Ctrl-C ends the present measurement: the table has those before it.
 
     \b
     Examples:
@@ -317,7 +317,7 @@ def _check_device(device: str) -> None:
 
 
 def _cores() -> int:
-    """Those that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -330,14 +330,14 @@ def _print_verdicts(stream: Stream, summary: dict[str, Any]) -> None:
 
 
 def _try_writing(directory: Path) -> None:
-    """Now, and not after minutes of training."""
+    """Write a file to a directory, so that an error comes now and not after minutes of training."""
     directory.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=directory).close()
 
 
 @contextmanager
 def _writing(path: Path, hint: str = "'--out'") -> Iterator[None]:
-    """Before anything is done, what cannot be written is a wrong argument."""
+    """Report errors of writing as wrong arguments, before anything is done."""
     try:
         yield
     except OSError as error:
@@ -346,7 +346,7 @@ def _writing(path: Path, hint: str = "'--out'") -> Iterator[None]:
 
 @contextmanager
 def _saving(path: Path) -> Iterator[None]:
-    """After that it is a failure."""
+    """Report errors of writing as failures, after something was done."""
     try:
         yield
     except OSError as error:

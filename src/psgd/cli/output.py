@@ -1,4 +1,4 @@
-"""What all commands have in common: results and nothing else on stdout, one line for an error, and the exit codes."""
+"""Output of all commands: results and nothing else on stdout, one line for an error, and the exit codes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-#: exit codes: it failed on its way; it could not begin; Ctrl-C; and, as shells have it, nobody reads its output
+#: exit codes: failed on the way; could not begin; Ctrl-C; and, as with shells, output that is not read
 FAILED, USAGE, INTERRUPTED, CLOSED = 1, 2, 130, 141
 
-#: what typer raises for a wrong option, argument or command; it has no public name in typer
+#: error that typer raises for a wrong option, argument or command; it has no public name there
 USAGE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 
 Json = Annotated[
@@ -28,20 +28,20 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results only, 
 
 
 class FailedError(Exception):
-    """A command cannot go on, for a reason that is no bug; the message is for people."""
+    """Error of a command that is not a bug; the message is for people."""
 
 
 class ClosedError(Exception):
-    """Nobody reads what is printed, as after ``psgd … | head``."""
+    """Error of output that is no longer read, as after ``psgd … | head``."""
 
 
 class Stream(Console):
-    """Prints texts as they are. Control characters go to terminals alone, whatever rich makes of the environment."""
+    """Console without markup, with control characters on terminals alone, whatever the environment says."""
 
     def __init__(self, file: TextIO | None = None, *, stderr: bool = False) -> None:
         target = file or (sys.stderr if stderr else sys.stdout)
         terminal = target is not None and target.isatty()
-        # a table that is piped is not cut to the width of a terminal
+        # A table that is piped is not cut to the width of a terminal.
         super().__init__(
             file=file,
             stderr=stderr,
@@ -53,7 +53,7 @@ class Stream(Console):
         )
 
     def say(self, text: object) -> None:
-        """One line, however long."""
+        """Print one line, however long."""
         self.print(str(text), soft_wrap=True)
 
     def on_broken_pipe(self) -> None:
@@ -61,23 +61,23 @@ class Stream(Console):
 
 
 class Output:
-    """Where a command tells how far it is, and where it says what came out.
+    """Progress and results of a command.
 
     Args:
-        as_json: the result is one JSON document on stdout, and progress goes to stderr
-        quiet: progress goes nowhere
+        as_json: whether the result is one JSON document on stdout, and progress goes to stderr
+        quiet: whether progress is not printed
     """
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
         self.as_json = as_json
         people = Stream()
-        #: for people; with ``as_json`` nowhere
+        #: results for people; with ``as_json`` they are not printed
         self.results = _nowhere() if as_json else people
-        #: the same object where both go to stdout, so that results do not run into the bars
+        #: progress; the same object as the results if both go to stdout, so that results do not run into the bars
         self.progress = _nowhere() if quiet else Stream(stderr=True) if as_json else people
 
     def document(self, content: Mapping[str, Any]) -> None:
-        """For programs: all of the result at once, and only where it was asked for."""
+        """Print the whole result as JSON, if that was requested."""
         if self.as_json:
             text = json.dumps(_plain(content), indent=1, allow_nan=False)
             try:
@@ -87,7 +87,7 @@ class Output:
 
 
 class Commands(TyperGroup):
-    """Answers Ctrl-C; what typer itself makes of it depends on its version."""
+    """Commands that handle Ctrl-C themselves, as typer does so differently in each version."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -97,41 +97,41 @@ class Commands(TyperGroup):
 
 
 def run(app: typer.Typer, args: Sequence[str] | None) -> int:
-    """Run a command and return its exit code. What is no bug of ours never ends in a traceback."""
+    """Run a command and return its exit code. Only a bug of ours ends in a traceback."""
     streams = sys.stdout, sys.stderr
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # some terminals have no Greek
+            stream.reconfigure(errors="replace")  # some terminals have no Greek letters
     try:
         code = int(app(args, prog_name="psgd", standalone_mode=False) or 0)
-        _flush()  # now, where a failure can be told, and not while the interpreter ends
+        _flush()  # now, when a failure can be reported, and not while the interpreter exits
     except ClosedError:
         code = CLOSED
-    except SystemExit:  # typer's own answer to a closed pipe, for which it also wraps the streams
+    except SystemExit:  # typer raises it for a closed pipe, and also wraps the streams
         sys.stdout, sys.stderr = streams
         code = CLOSED
     except USAGE_ERROR as error:
         code = failed(error.format_message(), USAGE)
     except FailedError as error:
         code = failed(str(error))
-    except OSError as error:  # a full disk behind stdout, no more processes: nothing that a traceback would explain
+    except OSError as error:  # a full disk behind stdout, no more processes: a traceback would not explain it
         code = failed(": ".join(map(str, filter(None, (error.filename, error.strerror or str(error))))))
-    except KeyboardInterrupt:  # a second one, while the first was answered
+    except KeyboardInterrupt:  # a second one, while the first was handled
         code = interrupted()
     _drop_the_rest()
     return code
 
 
 def failed(message: str, code: int = FAILED) -> int:
-    """Say so in one line on stderr, if anybody reads that."""
-    if sys.stderr is not None:  # print would take stdout instead
+    """Print one line on stderr, if that is possible, and return the exit code."""
+    if sys.stderr is not None:  # print would use stdout instead
         with suppress(OSError):
             print("psgd: " + " ".join(message.splitlines()), file=sys.stderr, flush=True)
     return code
 
 
 def interrupted() -> int:
-    """The exit code that shells expect of a command that was ended by Ctrl-C."""
+    """Exit code that shells expect of a command that was ended by Ctrl-C."""
     return failed("interrupted", INTERRUPTED)
 
 
@@ -144,7 +144,7 @@ def _flush() -> None:
 
 
 def _drop_the_rest() -> None:
-    """What a stream does not take, the interpreter would complain about at its end."""
+    """Discard output that cannot be written, about which the interpreter would complain at its exit."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, io.UnsupportedOperation):
             try:
@@ -162,7 +162,7 @@ def _nowhere() -> Stream:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no infinity, and no number that is none."""
+    """Value for JSON, which has neither infinity nor NaN."""
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

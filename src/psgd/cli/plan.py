@@ -1,4 +1,4 @@
-"""``psgd plan``: a model by its name, by a function that makes it, or by shapes; and what PSGD takes of it."""
+"""``psgd plan``: memory and work of PSGD for a model, given by its name, by a function that makes it, or by shapes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Shapes = dict[str, tuple[int, Any]]
 
 
 def gpt2(layers: int, width: int) -> Shapes:
-    """The tensors of a GPT-2 by name; the embedding of tokens is the head too."""
+    """Shapes of the tensors of a GPT-2 by name; the embedding of tokens is the head too."""
     of_layer: dict[str, tuple[int, ...]] = {
         "qkv.weight": (3 * width, width),
         "qkv.bias": (3 * width,),
@@ -73,7 +73,7 @@ def plan(
     momentum: Annotated[bool, typer.Option(help="Whether an average of gradients is kept.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Tell beforehand what PSGD takes of a model: bytes and FLOPs of each block, and its owner among the ranks.
+    """Compute what PSGD costs for a model: bytes and FLOPs of each block, and its owner among the ranks.
 
     Nothing is allocated, so the model may be larger than the machine. With a budget, axes become diagonal until the
     state fits. See psgd.plan for the same in Python.
@@ -102,7 +102,7 @@ def plan(
 
 
 def model_or_shapes(words: Sequence[str]) -> Any:
-    """As ``psgd.plan`` wants it.
+    """Argument for ``psgd.plan`` from words of the command line.
 
     >>> model_or_shapes(["head=10x64", "layers.*=64x64:3", "64"])
     [('head', (1, (10, 64))), ('layers.*', (3, (64, 64))), (1, (64,))]
@@ -116,7 +116,8 @@ def model_or_shapes(words: Sequence[str]) -> Any:
 
 
 def dtype(word: str) -> torch.dtype:
-    """
+    """Dtype from its name.
+
     >>> dtype("bfloat16")
     torch.bfloat16
     """
@@ -138,17 +139,17 @@ def _shape(word: str) -> Any:
 
 
 def _made(word: str) -> torch.nn.Module:
-    """What a function returns when it is called for a model that takes no memory."""
+    """Model that a function returns, made without using memory."""
     module, _, name = word.partition(":")
     here = os.getcwd()
-    sys.path.insert(0, here)  # as ``python -m`` would
+    sys.path.insert(0, here)  # as ``python -m`` does
     try:
-        with torch.device("meta"), redirect_stdout(sys.stderr):  # which is for the plan
+        with torch.device("meta"), redirect_stdout(sys.stderr):  # stdout is for the plan
             make: Any = importlib.import_module(module)
             for part in name.split("."):
                 make = getattr(make, part)
             made = make()
-    except (Exception, SystemExit) as error:  # the code is not ours, whatever it does
+    except (Exception, SystemExit) as error:  # the user's code may do anything
         raise _unknown(f"{word}: {type(error).__name__}: {error}") from None
     finally:
         sys.path.remove(here)

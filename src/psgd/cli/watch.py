@@ -1,4 +1,4 @@
-"""Draws what a monitor wrote on a terminal, again and again while it grows."""
+"""Curves of a monitor's file on a terminal, drawn again while the file grows."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rich.text import Text
 from ..monitor.history import History, HistoryError
 from ..monitor.record import METRICS
 
-#: of the curves: the first is drawn last, over the others
+#: styles of the curves: the first is drawn last, over the others
 STYLES = ("cyan", "red")
-#: the dots of a character of Braille, by row and column
+#: bits of the dots of a Braille character, by row and column
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-#: columns from which on two plots stand side by side, and columns for the numbers beside an axis
+#: width from which on two plots stand side by side, and width of the numbers beside an axis
 WIDE, MARGIN = 76, 9
-#: of a picture that nobody gives a height, and the width where there is no terminal
+#: default height of a picture, and its width if there is no terminal
 ROWS, WIDEST = 24, 110
 
 
@@ -29,11 +29,11 @@ class Plot:
     """Curves over steps in a box of characters.
 
     Args:
-        title: what it is
+        title: title of the plot
         curves: values for the same steps
         steps: the steps
-        note: beside the title
-        unicode: draw with Braille, eight dots to a character; else with one star
+        note: text beside the title
+        unicode: whether to draw with Braille, eight dots to a character; else with stars
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Plot:
         self.title, self.note, self.unicode = title, note, unicode
         self.steps, self.curves = steps, curves
         finite = [v for curve in curves for v in curve if math.isfinite(v)]
-        #: a logarithmic axis shows small values beside large ones
+        #: whether the axis is logarithmic, which shows small values beside large ones
         self.log = bool(finite) and min(finite) > 0 and max(finite) > 10 * min(finite)
         scaled = [math.log10(v) for v in finite] if self.log else finite
         self.low, self.high = (min(scaled), max(scaled)) if scaled else (0.0, 1.0)
@@ -55,7 +55,7 @@ class Plot:
             self.low, self.high = self.low - (abs(self.low) or 1) / 2, self.high + (abs(self.high) or 1) / 2
 
     def lines(self, width: int, height: int) -> list[Text]:
-        """``height`` lines of ``width`` characters, with title and steps."""
+        """Plot as ``height`` lines of ``width`` characters, with title and steps."""
         rows, columns = max(height - 2, 1), max(width - MARGIN - 1, 1)
         cells = self._cells(rows, columns)
         head = Text(self.title, "bold", no_wrap=True, overflow="crop")
@@ -91,7 +91,7 @@ class Plot:
         return [[(signs[b], s) for b, s in zip(*row, strict=True)] for row in zip(bits, styles, strict=True)]
 
     def _strokes(self, curve: Sequence[float], columns: int, rows: int) -> list[tuple[int, int, int]]:
-        """For each column of dots from where to where: all values in it, and on to the value before."""
+        """Column, first and last row of each stroke: all values in a column of dots, connected to the value before."""
         start, span = (self.steps[0], (self.steps[-1] - self.steps[0]) or 1) if self.steps else (0, 1)
         found: dict[int, tuple[int, int]] = {}
         last: tuple[int, int] | None = None
@@ -115,7 +115,7 @@ class Plot:
 
 
 def plots(history: History, block: str = "", unicode: bool = True) -> list[Plot]:
-    """The plots of a picture: the loss, each number of the blocks, and the spectrum where there is one."""
+    """Plots of a picture: the loss, each number of the blocks, and the spectrum if there is one."""
     steps, losses = history.curve("loss")
     found = [Plot("loss", steps, [losses], f"{losses[-1]:.4g}" if losses else "not told", unicode)]
     for metric, title in METRICS.items():
@@ -133,7 +133,7 @@ def plots(history: History, block: str = "", unicode: bool = True) -> list[Plot]
 
 
 def picture(history: History, width: int, height: int, block: str = "", unicode: bool = True) -> list[Text]:
-    """All plots and a line on top, as lines of text; the height is that of a screen, and may be exceeded."""
+    """All plots below a headline, as lines of text; they may exceed the height, which is that of a screen."""
     if not len(history):
         return [Text(f"{history.path}: no record yet")]
     skipped, rate = history.curve("skipped")[1], history.curve("lr")[1] or history.curve("lr/0")[1]
@@ -158,10 +158,10 @@ def picture(history: History, width: int, height: int, block: str = "", unicode:
 
 
 def watch(console: Console, path: str, *, interval: float, once: bool, block: str = "") -> None:
-    """Show a file; on a terminal, again at every interval until interrupted, which leaves the last picture there.
+    """Show a file; on a terminal, again at every interval until interrupted, which leaves the last picture visible.
 
     Raises:
-        HistoryError: the file is missing, or is not one of a monitor
+        HistoryError: the file is missing, or was not written by a monitor
     """
     history = History(path)
     history.poll()

@@ -1,4 +1,4 @@
-"""Claims are code: what the paper says of a figure, as predicates over the results."""
+"""Claims as code: statements of the paper about a figure, as predicates over the results."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from .run import Results
 
-#: of all seeds, how many must agree
+#: share of all seeds that must agree
 SHARE = 0.8
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim holds, and the numbers that say so."""
+    """Whether a claim holds, and the numbers that show it."""
 
     holds: bool
     measured: str
@@ -26,12 +26,12 @@ class Claim:
     """One statement about a figure.
 
     Args:
-        name: of the predicate
+        name: name of the predicate
         text: the statement
-        labels: the runs it speaks of
-        check: given their results, in this order, decides for one seed
-        together: ``check`` is given, for each label, the results of all seeds instead, and decides once
-        source: whose statement it is, ``"paper"`` or ``"ours"``
+        labels: labels of the runs that it is about
+        check: decides for one seed, given the results of these runs in this order
+        together: whether ``check`` decides once instead, given for each label the results of all seeds
+        source: origin of the statement, ``"paper"`` or ``"ours"``
         note: a remark for the reader
     """
 
@@ -44,7 +44,7 @@ class Claim:
     note: str = ""
 
     def judge(self, results: Results) -> dict[str, Any]:
-        """The verdict over all seeds that have the runs the claim speaks of, as it is written down."""
+        """Verdict over all seeds that have the runs of the claim, as a dict for the files."""
         seeds = [seed for seed, by_label in results.items() if all(label in by_label for label in self.labels)]
         found = [[results[seed][label] for label in self.labels] for seed in seeds]
         verdicts = [self.check(*arguments) for arguments in found] if not self.together else []
@@ -66,7 +66,7 @@ class Claim:
 
 
 def when(moment: float) -> str:
-    """A moment on a curve, in words; infinity is the moment of what does not happen."""
+    """Moment on a curve, in words; infinity means that it never happens."""
     return f"{moment:g}" if isfinite(moment) else "never"
 
 

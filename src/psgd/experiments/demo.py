@@ -21,14 +21,14 @@ from . import training, zebra
 from .drawing import draw_pattern
 
 ITERATIONS = 8_000
-#: mini-batches whose losses are averaged to one point of a curve, as in the paper's Figure 5
+#: number of mini-batches whose losses are averaged to one point of a curve, as in the paper's Figure 5
 AVERAGED = 100
-#: lines written while training where there is no terminal to draw on
+#: number of lines written while training if there is no terminal to draw on
 PLAIN_LINES = 4
 
 
 class Run:
-    """One optimizer at work on the problem: the network it trains, its learning curve, and the seconds it took."""
+    """Training with one optimizer: the network, its learning curve, and the seconds that it took."""
 
     def __init__(
         self, name: str, lr: float, make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer], seed: int
@@ -43,11 +43,11 @@ class Run:
 
     @property
     def loss(self) -> float:
-        """The last point of the curve."""
+        """Last point of the curve."""
         return self.losses[-1]
 
     def advance(self, iterations: int) -> None:
-        """Train on so many mini-batches, and add their mean loss to the curve."""
+        """Train on ``iterations`` mini-batches, and add their mean loss to the curve."""
         begin = time.perf_counter()
         losses = list(islice(self._losses, iterations))
         self.seconds += time.perf_counter() - begin
@@ -56,9 +56,9 @@ class Run:
 
 
 def runs(seed: int) -> list[Run]:
-    """Both optimizers before their first step, from the same weights and with the same mini-batches ahead.
+    """Both optimizers before their first step, with the same weights and the same mini-batches.
 
-    SGD has the best of the step sizes 0.5, 1, 1.5, 2, 3 and 5: the lowest loss after 10,000 mini-batches of seed 0.
+    SGD has the best of the learning rates 0.5, 1, 1.5, 2, 3 and 5: the lowest loss after 10,000 mini-batches of seed 0.
     """
     sgd, psgd = 1.0, 0.1
     return [
@@ -70,7 +70,7 @@ def runs(seed: int) -> list[Run]:
 def race(seed: int, iterations: int) -> Iterator[list[Run]]:
     """Train both in turns, and yield them whenever each has a new point on its curve.
 
-    Where the points do not come out even, it is the first that averages fewer mini-batches, as the last is the result.
+    If the number of mini-batches is not a multiple, the first point averages fewer, as the last is the result.
     """
     both = runs(seed)
     full, rest = divmod(iterations, AVERAGED)
@@ -83,7 +83,7 @@ def race(seed: int, iterations: int) -> Iterator[list[Run]]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Products of this size are no faster with more threads, which would only keep the cores busy."""
+    """Use one thread: products of this size are no faster with more, which would only keep the cores busy."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -93,7 +93,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def demo(console: Console, *, iterations: int = ITERATIONS, seed: int = 0) -> list[Run]:
-    """Train both, showing how far they are."""
+    """Train both, and show progress."""
     console.print(
         f"Zebra stripes, a network of 401 parameters, {iterations:,} mini-batches of {zebra.BATCH} points for each "
         "optimizer, the same ones from the same start.",
@@ -141,7 +141,7 @@ def _show_lines(console: Console, progress: Iterator[list[Run]], iterations: int
 
 
 def table(finished: Sequence[Run]) -> Table:
-    """Loss, error rate and price of each optimizer."""
+    """Loss, error rate and cost of each optimizer."""
     averaged = min(AVERAGED, finished[0].iterations[-1])
     rows = Table(caption=f"loss: of the last {averaged} mini-batches; wrong: of {zebra.GRID**2:,} grid points")
     for heading in ("", "step size", "loss", "wrong", "seconds", "ms per mini-batch"):
@@ -159,7 +159,7 @@ def table(finished: Sequence[Run]) -> Table:
 
 
 def numbers(finished: Sequence[Run]) -> list[dict[str, Any]]:
-    """The table, and the curves, for programs."""
+    """Table and curves as numbers, for programs."""
     return [
         {
             "name": run.name,
@@ -174,7 +174,7 @@ def numbers(finished: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def draw(finished: Sequence[Run], points: int = 400) -> Figure:
-    """The learning curves above; the true pattern and the learned ones below."""
+    """Draw the learning curves above; the true pattern and the learned ones below."""
     figure = Figure(figsize=(9, 7.2), layout="constrained")
     grid = figure.add_gridspec(2, 1 + len(finished), height_ratios=(1, 1.05))
     curves = figure.add_subplot(grid[0, :])

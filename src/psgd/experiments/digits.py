@@ -18,12 +18,12 @@ from .run import Row
 BATCH = 100
 PIXELS = 28 * 28
 CLASSES = 10
-#: mini-batches between two points of a curve: 0.1 epoch
+#: number of mini-batches between two points of a curve: 0.1 epoch
 EVERY = 60
 
 
 def network(hidden: Sequence[int], generator: torch.Generator) -> nn.Sequential:
-    """Linear layers with tanh between them; in float32, as anyone would train it."""
+    """Linear layers with tanh between them; in float32, as is usual for training."""
     sizes = [PIXELS, *hidden, CLASSES]
     layers = [linear(inputs, outputs, generator, torch.float32) for inputs, outputs in pairwise(sizes)]
     return nn.Sequential(*[module for layer in layers for module in (nn.Tanh(), layer)][1:])
@@ -61,7 +61,7 @@ def tensors(data: Path | None, device: str) -> tuple[Tensor, Tensor, Tensor, Ten
 
 
 def batches(images: Tensor, labels: Tensor, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless epochs, each in another order."""
+    """Mini-batches of endless epochs, each in another order."""
     while True:
         for picked in torch.randperm(len(images), generator=generator).to(images.device).split(BATCH):
             yield images[picked], labels[picked]
@@ -71,7 +71,7 @@ def batches(images: Tensor, labels: Tensor, generator: torch.Generator) -> Itera
 def judge(
     model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], images: Tensor, labels: Tensor
 ) -> tuple[float, float]:
-    """The loss, and the share of images that are taken for another digit."""
+    """Loss, and the share of images with a wrong class."""
     output = model(images)
     return float(loss(output, labels)), float((output.argmax(1) != labels).double().mean())
 
@@ -90,7 +90,7 @@ def train(
     update_every: int = 1,
     max_norm: float | None = None,
 ) -> Iterator[Row]:
-    """A row with training loss and test error for each tenth of an epoch."""
+    """Yield a row with training loss and test error for each tenth of an epoch."""
     images, labels, test_images, test_labels = tensors(data, device)
     generator = torch.Generator().manual_seed(seed)
     model = network(hidden, generator).to(device)

@@ -1,4 +1,4 @@
-"""How curves look in all figures: a colour for each method, a dash for each of its step sizes."""
+"""Style of curves in all figures: a colour for each method, a dash for each of its learning rates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DASHES = ("-", "--", ":", "-.")
 
 
 def plot(panel: Axes, results: Mapping[str, Result], x: str, y: str, *, legend: bool = True) -> None:
-    """One curve for each result that has one; those of one method in one colour."""
+    """Draw one curve for each result that has one; curves of one method have one colour."""
     seen: dict[str, int] = {}
     for result in results.values():
         method = str(result.settings["method"])
@@ -49,7 +49,7 @@ def plot(panel: Axes, results: Mapping[str, Result], x: str, y: str, *, legend: 
 
 
 def images(picture: Picture, name: str) -> dict[str, bytes]:
-    """The picture as PNG and as SVG; the same picture of the same name gives the same bytes."""
+    """Picture as PNG and as SVG; the same picture of the same name gives the same bytes."""
     files = {}
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         for kind, metadata in (("png", None), ("svg", {"Date": None})):
@@ -60,7 +60,7 @@ def images(picture: Picture, name: str) -> dict[str, bytes]:
 
 
 def draw_pattern(panel: Axes, values: Tensor) -> None:
-    """White for class 1 and black for class 0, as in the paper's Figure 4; grey where a network is undecided."""
+    """Draw class 1 white and class 0 black, as in the paper's Figure 4; grey means that a network is undecided."""
     panel.imshow(values.numpy(), cmap="gray", vmin=0, vmax=1, origin="lower", extent=(0, 1, 0, 1))
     panel.set_xticks((0, 0.5, 1), ("0", "0.5", "1"))
     panel.set_yticks((0, 0.5, 1), ("0", "0.5", "1"))

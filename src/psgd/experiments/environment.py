@@ -1,4 +1,4 @@
-"""On what a result was computed."""
+"""Software and machine with which a result was computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from .. import __version__
 
-#: what describes software and what describes the machine
+#: names of entries that describe software, and of those that describe the machine
 VERSIONS, MACHINE = ("psgd", "torch", "python"), ("processor", "cores", "device")
 
 
@@ -29,7 +29,7 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Linux keeps the name to itself."""
+    """Name of the processor, which ``platform`` does not know on Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -38,7 +38,7 @@ def _processor() -> str:
 
 
 def together(environments: Iterable[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
-    """The given entries; where they differ, all of them in one text."""
+    """Entries with the given names; if they differ, all of them in one text."""
     seen = list(environments)
     distinct = {name: list(dict.fromkeys(found[name] for found in seen)) for name in names}
     return {

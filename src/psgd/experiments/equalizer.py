@@ -52,12 +52,12 @@ def start() -> Tensor:
 
 
 def loss(w: Tensor, windows: Tensor) -> Tensor:
-    """How far the squared outputs are from the modulus."""
+    """Mean squared difference of the squared outputs and the modulus."""
     return ((windows @ w).square() - MODULUS).square().mean()
 
 
 def hessian(w: Tensor, windows: Tensor) -> Tensor:
-    """Of the loss: ``mean 4 (3y² − R) x xᵀ``"""
+    """Hessian of the loss: ``mean 4 (3y² − R) x xᵀ``"""
     curvature = 4 * (3 * (windows @ w).square() - MODULUS)
     return windows.mT @ (curvature[:, None] * windows) / len(windows)
 
@@ -71,7 +71,7 @@ def isi(w: Tensor) -> float:
 
 
 def floor(delay: int) -> float:
-    """The least interference that 21 taps can leave: least squares with the given delay of the whole."""
+    """Least interference that 21 taps can leave: least squares with the given total delay."""
     h = channel()
     columns = torch.zeros(RESPONSE + TAPS - 1, TAPS, dtype=torch.float64)
     for k in range(TAPS):

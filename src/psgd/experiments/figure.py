@@ -1,4 +1,4 @@
-"""A figure: its runs, how it is drawn, what it claims, and the files it leaves behind."""
+"""A figure: its runs, how it is drawn, what it claims, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .environment import MACHINE, VERSIONS, together
 from .run import Result, Results, Run
 from .store import write_bytes
 
-#: how large an experiment is: numbers by name, among them the number of seeds
+#: size of an experiment: numbers by name, among them the number of seeds
 Size = Mapping[str, Any]
 
 
@@ -39,16 +39,16 @@ class Figure:
     """One figure of the paper.
 
     Args:
-        name: as the command line knows it
+        name: name on the command line
         title: a heading
         about: what is shown, for the reader of the report
-        quick: the size at which all figures together take a quarter of an hour
+        quick: the size at which all figures together need a quarter of an hour
         full: the paper's size
-        runs: all runs of a size for one seed, counted from 0
-        draw: the picture
-        claims: what the paper says about it
-        tables: numbers that are better read than seen
-        digits: its runs need MNIST, and take the folder as ``data``
+        runs: returns all runs of a size for one seed, counted from 0
+        draw: makes the picture
+        claims: statements of the paper about it
+        tables: makes tables of numbers that a picture shows less well
+        digits: whether its runs need MNIST, and its folder as ``data``
     """
 
     name: str
@@ -66,7 +66,7 @@ class Figure:
         return [run for seed in range(size["seeds"]) for run in self.runs(size, seed)]
 
     def write(self, directory: Path, results: Results, size: Size, size_name: str) -> dict[str, Any]:
-        """The picture, the curves, and what is known about them; returns the last."""
+        """Write the picture, the curves, and their description; return the description."""
         summary = self.summary(results, size, size_name)
         files = images(self.draw(results), self.name)
         files["csv"] = curves(results).encode()
@@ -110,7 +110,7 @@ def curves(results: Results) -> str:
 
 
 def read(directory: Path, name: str) -> Results:
-    """The results back from the files: what ``write`` was given."""
+    """Results from the files that ``write`` wrote."""
     summary = json.loads((directory / f"{name}.json").read_bytes())
     rows: dict[tuple[int, str], list[dict[str, float]]] = {}
     with open(directory / f"{name}.csv", newline="", encoding="utf-8") as file:

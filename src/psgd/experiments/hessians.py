@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: parameters
+#: number of parameters
 N = 10
 #: signal-to-noise ratio of the noisy gradients: −20 dB
 SNR = 0.01
@@ -31,7 +31,7 @@ class Scenario:
         return round(torch.tensor(self.variance).log10().item())
 
 
-#: in the order of the rows of the figure
+#: scenarios in the order of the rows of the figure
 SCENARIOS = [
     Scenario(definite, noisy, variance)
     for definite in (True, False)
@@ -41,7 +41,7 @@ SCENARIOS = [
 
 
 def hessian(scenario: Scenario, generator: torch.Generator, n: int = N) -> Tensor:
-    """Symmetric with normal elements of the given variance; made definite by taking its absolute eigenvalues."""
+    """Symmetric matrix with normal elements of the given variance; made definite by absolute eigenvalues."""
     A = torch.randn(n, n, generator=generator, dtype=torch.float64)
     H = (A + A.mT) / 2**0.5 * scenario.variance**0.5
     if scenario.definite:
@@ -51,10 +51,10 @@ def hessian(scenario: Scenario, generator: torch.Generator, n: int = N) -> Tenso
 
 
 def pairs(H: Tensor, noisy: Tensor, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless ``(δθ, Hδθ + ε)`` for a stack of Hessians: ``δθ ~ N(0, eps)``, and ``ε`` where the stack is noisy."""
+    """Endless pairs ``(δθ, Hδθ + ε)`` for a stack of Hessians: ``δθ ~ N(0, eps)``, and ``ε`` for noisy ones."""
     count, n, _ = H.shape
     size = torch.finfo(H.dtype).eps ** 0.5
-    # E‖Hδθ‖² = eps ‖H‖², shared by n elements
+    # E‖Hδθ‖² = eps ‖H‖², divided among n elements
     noise = size * torch.linalg.matrix_norm(H) / (n * SNR) ** 0.5 * noisy
     while True:
         dtheta, epsilon = torch.randn(2, count, n, generator=generator, dtype=H.dtype).to(H.device)

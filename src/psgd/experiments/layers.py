@@ -7,7 +7,7 @@ from torch import nn
 
 
 def linear(inputs: int, outputs: int, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> nn.Linear:
-    """Normal weights of variance ``1 / inputs`` and zero biases."""
+    """Linear layer with normal weights of variance ``1 / inputs`` and zero biases."""
     layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs, dtype=dtype)
     nn.init.normal_(layer.weight, std=inputs**-0.5, generator=generator)
     nn.init.zeros_(layer.bias)

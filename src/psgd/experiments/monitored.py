@@ -1,4 +1,4 @@
-"""Runs that a monitor has recorded: which files of a folder are theirs, and their curves as a picture."""
+"""Runs that a monitor has recorded: their files in a folder, and their curves as a picture."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from matplotlib.figure import Figure as Picture
 from ..monitor import History, read
 from ..monitor.record import FIRST, METRICS
 
-#: colours and widths of a median and of the largest
+#: colours and widths of a median and of a maximum
 MEDIAN, LARGEST = {"color": "tab:blue", "linewidth": 1.4}, {"color": "tab:red", "linewidth": 0.8}
 
 
 def histories(directory: Path) -> dict[str, History]:
-    """The files of monitors in a folder, by name.
+    """Files of monitors in a folder, by name.
 
     Raises:
         HistoryError: one of them is broken
@@ -31,7 +31,7 @@ def histories(directory: Path) -> dict[str, History]:
 
 
 def draw(history: History) -> Picture:
-    """Loss, numbers of the blocks and, where it is known, the spectrum over steps."""
+    """Draw loss, numbers of the blocks and, if it is known, the spectrum over steps."""
     panels = [*METRICS, "ph"] if history.curve("ph_q50")[0] else list(METRICS)
     rows = -(-(1 + len(panels)) // 3)
     picture = Picture(figsize=(9.6, 2.7 * rows), layout="constrained")

@@ -1,4 +1,4 @@
-"""Carries out runs, several at a time, and tells how far they are."""
+"""Execution of runs, several at a time, with events that tell their progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .run import Result, Row, Run
 
 @dataclass(frozen=True)
 class Advanced:
-    """A run has a new row."""
+    """Event of a run that has a new row."""
 
     run: Run
     rows: int
@@ -30,7 +30,7 @@ class Finished:
 
 
 class KilledError(Exception):
-    """The process of a run was ended from outside."""
+    """Error of a run whose process was ended from outside."""
 
 
 Event = Advanced | Finished
@@ -39,7 +39,7 @@ Event = Advanced | Finished
 def carry_out(runs: Sequence[Run], jobs: int) -> Iterator[Event]:
     """Do all runs, the longest first, and those that measure time one by one at the end.
 
-    What a run gives does not depend on ``jobs``: it has one thread, and draws from its own seed.
+    The result of a run does not depend on ``jobs``: it has one thread, and its own seed.
     """
     together = sorted((run for run in runs if not run.alone), key=lambda run: -run.seconds)
     alone = [run for run in runs if run.alone]
@@ -99,7 +99,7 @@ def _in_processes(runs: Sequence[Run], jobs: int) -> Iterator[Event]:
 
 
 def _work(connection: Connection) -> None:
-    """In another process: do what is asked until the pipe is closed, which also happens if the parent is killed."""
+    """Do runs in another process until the pipe is closed, which also happens if the parent is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent decides
     try:
         while True:

@@ -1,4 +1,4 @@
-"""Shows how far the runs are: bars on a terminal, and elsewhere a line for each run that is finished."""
+"""Progress of the runs: bars on a terminal, and elsewhere a line for each finished run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .pool import Advanced, Event, Finished
 from .reproduce import Planned, Written
 from .run import Result, Row
 
-#: seconds without a finished run after which a plain line says how far the others are
+#: seconds without a finished run after which a plain line shows the progress of the others
 PATIENCE = 30.0
 
 
 class TimeLeft:
-    """Foretells the time: by how long the runs were expected to take, and by how long they do take."""
+    """Estimate of the time that is left, from the expected and the actual seconds of the runs."""
 
     def __init__(self, plan: Planned, jobs: int) -> None:
         self.jobs = jobs
@@ -44,7 +44,7 @@ class TimeLeft:
 
 
 def show(console: Console, events: Iterable[Planned | Event | Written], jobs: int) -> Iterator[Written]:
-    """Show all events, and pass on what was written."""
+    """Show all events, and yield those of written figures."""
     display = _bars if console.file.isatty() else _lines
     stream = iter(events)
     plan = next(stream)
@@ -55,7 +55,7 @@ def show(console: Console, events: Iterable[Planned | Event | Written], jobs: in
 
 
 def _value(row: Row) -> str:
-    """The loss, where there is one, or whatever is measured."""
+    """The loss, if there is one, or another measured number."""
     name = next((name for name in ("loss", *reversed(row)) if name in row), "")
     return f"{name} {row[name]:.4g}" if name else ""
 

@@ -1,6 +1,6 @@
 """The eight long-memory problems that the paper cites, and the recurrent network that is to learn them.
 
-They go back to Hochreiter & Schmidhuber (1997) and Martens & Sutskever (2012). All ask for something that stood near
+They go back to Hochreiter & Schmidhuber (1997) and Martens & Sutskever (2012). All ask for something that was near
 the beginning of a long sequence, so that a network without a memory does no better than one that ignores its input.
 Addition is the problem of Section VI.D.
 """
@@ -21,13 +21,14 @@ from .run import Row
 
 BATCH = 100
 STATES = 50
-#: sequences on which wrong answers are counted
+#: number of sequences on which wrong answers are counted
 TEST = 1000
-#: mini-batches between two points of a curve
+#: number of mini-batches between two points of a curve
 EVERY = 100
-#: for PSGD: the same for every seed and for every problem. Steps much shorter than P would have them, at first hardly
-#: any, and gradients averaged: on the plateau they are mostly noise, and a random walk of the feedback matrix ends the
-#: memory before there is anything to learn from it. Found on the addition problem, with seeds from 100 to 123.
+#: settings of PSGD, the same for every seed and for every problem. Steps are much shorter than those of P, at first
+#: almost zero, and gradients are averaged: on the plateau they are mostly noise, and a random walk of the feedback
+#: matrix would end the memory before there is anything to learn from it. The settings were found on the addition
+#: problem, with seeds from 100 to 123.
 RECOMMENDED = {"lr": 0.5, "precond_lr": 0.1, "max_norm": 0.05, "momentum": 0.9, "warmup": 500}
 
 
@@ -35,7 +36,7 @@ class Network(nn.Module):
     """``h ← tanh(W [x, h] + b)`` along the sequence, and a linear layer on the last states.
 
     Input and feedback weights are one matrix beside their bias, 50 × 53 for two inputs, as in the paper: the layer is
-    an ordinary ``Linear``, which ``Affine`` takes for one block. Feedforward weights have variance 0.01, biases are
+    an ordinary ``Linear``, which is one block of ``Affine``. Feedforward weights have variance 0.01, biases are
     zero, and the feedback matrix is orthogonal, so that at first nothing is forgotten.
     """
 
@@ -47,16 +48,16 @@ class Network(nn.Module):
         with torch.no_grad():
             normal = torch.randn(states, inputs, generator=generator, dtype=torch.float64)
             Q, R = torch.linalg.qr(torch.randn(states, states, generator=generator, dtype=torch.float64))
-            # Times the signs of R, or Q would not be uniformly distributed.
+            # Without the signs of R, Q would not be uniformly distributed.
             self.cell.weight.copy_(torch.cat([0.1 * normal, Q * R.diagonal().sign()], dim=1))
             self.output.weight.normal_(std=0.1, generator=generator)
             self.cell.bias.zero_()
             self.output.bias.zero_()
 
     def forward(self, x: Tensor, answers: int = 1) -> Tensor:
-        """The outputs of the last so many steps of sequences ``(length, batch, inputs)``."""
+        """Outputs of the last ``answers`` steps of sequences ``(length, batch, inputs)``."""
         forward, feedback = self.cell.weight.split([self.inputs, self.cell.out_features], dim=1)
-        # All inputs at once, and unbound rather than indexed: the gradient of an index is as large as the whole.
+        # All inputs at once, and unbound rather than indexed: the gradient of an index is as large as all of them.
         driven = (x @ forward.mT + self.cell.bias).unbind(0)
         states = [torch.tanh(driven[0])]
         for drive in driven[1:]:
@@ -69,13 +70,13 @@ class Problem:
     """A kind of sequences with a right answer.
 
     Args:
-        name: of the problem
+        name: name of the problem
         inputs: width of the sequences
         outputs: width of the answers
         sample: ``(generator, length, batch)`` → sequences ``(length, batch, inputs)`` and answers, numbers
             ``(1, batch)`` or classes ``(answers, batch)``
-        variance: of the answers, where they are numbers
-        answers: steps at the end at which an answer is given
+        variance: variance of the answers, if they are numbers
+        answers: number of steps at the end at which an answer is given
     """
 
     name: str
@@ -86,20 +87,20 @@ class Problem:
     answers: int = 1
 
     def start(self, seed: int) -> tuple[Network, torch.Generator]:
-        """A new network and the generator of its mini-batches: the same for the same seed."""
+        """New network and the generator of its mini-batches: the same for the same seed."""
         generator = torch.Generator().manual_seed(seed)
         return Network(self.inputs, self.outputs, generator), generator
 
     def batches(
         self, generator: torch.Generator, length: int, device: str = "cpu", batch: int = BATCH
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Always fresh ones, so there is nothing to overfit."""
+        """Mini-batches that are always new, so there is nothing to overfit."""
         while True:
             x, y = self.sample(generator, length, batch)
             yield x.to(device), y.to(device)
 
     def loss(self, model: Network, x: Tensor, y: Tensor) -> Tensor:
-        """The mean squared error of numbers, the cross entropy of classes."""
+        """Mean squared error of numbers, or cross entropy of classes."""
         found = model(x, self.answers)
         if self.variance is not None:
             return nn.functional.mse_loss(found[..., 0], y)
@@ -107,12 +108,12 @@ class Problem:
 
     @torch.no_grad()
     def wrong(self, model: Network, x: Tensor, y: Tensor) -> float:
-        """The share of sequences with a wrong class anywhere in the answer."""
+        """Share of sequences with a wrong class anywhere in the answer."""
         return float((model(x, self.answers).argmax(-1) != y).any(0).double().mean())
 
     @property
     def solved(self) -> float:
-        """With fewer wrong the problem counts as solved: 1 % of sequences; of numbers, 6 % of their variance left
+        """Level below which the problem counts as solved: 1 % of sequences wrong; for numbers, 6 % of their variance
         unexplained, which is a mean squared error of 0.01 for the addition problem."""
         return 0.01 if self.variance is None else 0.06
 
@@ -131,7 +132,7 @@ def _two_marks(generator: torch.Generator, length: int, batch: int) -> tuple[Ten
 def _pairs(
     draw: Callable[..., Tensor], combine: Callable[[Tensor, Tensor], Tensor]
 ) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Numbers, two of which are marked; the answer is made of these two."""
+    """Numbers, two of which are marked; the answer is a function of these two."""
 
     def sample(generator: torch.Generator, length: int, batch: int) -> tuple[Tensor, Tensor]:
         values = draw(generator, length, batch)
@@ -155,7 +156,7 @@ def _one_hot(symbols: Tensor, count: int) -> Tensor:
 
 
 def _temporal_order(places: list[tuple[float, float]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Symbols A or B stand somewhere in each of the given parts of a sequence of four other symbols: in which order?"""
+    """Order of symbols A or B that are in the given parts of a sequence of four other symbols."""
 
     def sample(generator: torch.Generator, length: int, batch: int) -> tuple[Tensor, Tensor]:
         symbols = torch.randint(2, 6, (length, batch), generator=generator)
@@ -175,7 +176,7 @@ def _temporal_order(places: list[tuple[float, float]]) -> Callable[..., tuple[Te
 def _random_permutation(
     generator: torch.Generator, length: int, batch: int, symbols: int = 100
 ) -> tuple[Tensor, Tensor]:
-    """One of two symbols, then others in random order, all different where the alphabet allows: which was the first?"""
+    """First of two symbols, before others in random order, all different if the alphabet is large enough."""
     first = torch.randint(2, (1, batch), generator=generator)
     order = torch.rand(batch, -(-length // (symbols - 2)), symbols - 2, generator=generator).argsort(-1)
     others = 2 + order.flatten(1)[:, : length - 1].mT
@@ -226,14 +227,14 @@ def train(
     warmup: int = 0,
     **options: float,
 ) -> Iterator[Row]:
-    """A row for every 100 mini-batches with their mean loss and how much is wrong; with ``stop``, until solved.
+    """Yield a row every 100 mini-batches with their mean loss and the share of errors; with ``stop``, until solved.
 
-    The step size grows linearly over the first ``warmup`` mini-batches.
+    The learning rate grows linearly over the first ``warmup`` mini-batches.
     """
     task = PROBLEMS[problem]
     model, generator = task.start(seed)
     model.to(device)
-    # Another seed than any run has; a generator takes 32 bits of it.
+    # No run has this seed; a generator uses 32 bits of it.
     tests = next(task.batches(torch.Generator().manual_seed(2**31 + seed), length, device, TEST))
     optimizer = training.optimizer(method, model, lr, seed=seed, blocks=Affine(), **options)
     schedule = LambdaLR(optimizer, lambda step: min((step + 1) / warmup, 1.0)) if warmup else None

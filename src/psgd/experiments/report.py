@@ -1,4 +1,4 @@
-"""The report: what `psgd reproduce` and monitors left in a folder, on a page that needs nothing else."""
+"""The report: files of `psgd reproduce` and of monitors in a folder, on a page that needs nothing else."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .figures import FIGURES
 from .store import write_bytes
 
 TITLE = "Preconditioned SGD: the paper's experiments"
-#: where there are only runs that were monitored
+#: title of a page that has only monitored runs
 RUNS_TITLE = "Preconditioned SGD: monitored runs"
-#: the order of the sections; whatever else lies in the folder comes after them, by name
+#: order of the sections; other results of the folder follow by name
 ORDER = list(FIGURES)
-#: a column of these is aligned to the right
+#: pattern of cells: a column of these is aligned to the right
 NUMBER = re.compile(r"[-−+]?[\d.,]+(e[-+]?\d+)?( ?%)?")
 
 Result = dict[str, Any]
 
 _SEED = {"seed": int, "holds": bool, "measured": str}
 _CLAIM = {"name": str, "text": str, "source": str, "holds": bool, "measured": str, "note": str, "seeds": [_SEED]}
-#: what the page reads of a result; a list has any number of what it names, a dict at least the keys it names
+#: parts of a result that the page reads; a list has any number of its item, a dict at least the named keys
 SHAPE: Result = {
     **dict.fromkeys(("title", "about", "size", "finished"), str),
     "claims": [_CLAIM],
@@ -47,11 +47,11 @@ SHAPE: Result = {
 
 
 class ReportError(Exception):
-    """There is nothing to report, or it cannot be understood; the message is one line for people."""
+    """Error of results that are missing or cannot be read; the message is one line for people."""
 
 
 def write(directory: Path) -> Path:
-    """Write `report.html` beside the figures it is about: whole or not at all."""
+    """Write `report.html` beside its figures, completely or not at all."""
     path = directory / "report.html"
     try:
         watched = monitored.histories(directory)
@@ -68,7 +68,7 @@ def write(directory: Path) -> Path:
 
 
 def _read(directory: Path) -> dict[str, Result]:
-    """The results by name, in the order of the sections."""
+    """Results by name, in the order of the sections."""
     results: dict[str, Result] = {}
     places = {name: place for place, name in enumerate(ORDER)}
     for path in sorted(directory.glob("[!.]*.json"), key=lambda path: (places.get(path.stem, len(ORDER)), path.stem)):
@@ -79,13 +79,13 @@ def _read(directory: Path) -> dict[str, Result]:
             problem = f"it is not JSON: {error}"
         if not problem:
             results[path.stem] = result
-        elif path.stem in places:  # other files may lie there for other reasons
+        elif path.stem in places:  # other files may be in the folder for other reasons
             raise ReportError(f"{path} is not a result of psgd reproduce: {problem}")
     return results
 
 
 def _misfit(value: Any, shape: Any, at: str = "") -> str:
-    """Where a value first differs from its shape, in words; empty where it fits."""
+    """First place where a value differs from its shape, in words; empty if it fits."""
     if isinstance(shape, dict):
         if not isinstance(value, dict):
             return f"{at or 'it'} is not an object"
@@ -97,7 +97,7 @@ def _misfit(value: Any, shape: Any, at: str = "") -> str:
             return f"{at} is not a list"
         parts = [(entry, shape[0], f"{at}[{index}]") for index, entry in enumerate(value)]
     else:
-        # To Python, though to no reader, a truth value is a number.
+        # In Python a truth value is a number.
         fits = isinstance(value, shape) and (shape is bool or not isinstance(value, bool))
         return "" if fits else f"{at} cannot be {json.dumps(value)[:40]}"
     return next(filter(None, (_misfit(*part) for part in parts)), "")
@@ -113,7 +113,7 @@ def _page(directory: Path, results: dict[str, Result], watched: dict[str, Histor
     ours = [claim for claim in claims if claim["source"] == "ours"]
     papers = [claim for claim in claims if claim["source"] != "ours"]
     shares = f": {_share(papers)} of the paper's, {_share(ours)} of our own" if ours else ""
-    # Results of different runs may lie in one folder, but mostly they do not.
+    # Results of different runs may be in one folder, though mostly they are not.
     sizes = " and ".join(dict.fromkeys(escape(result["size"]) for result in every))
     origins = " and ".join(dict.fromkeys(_origin(result) for result in every))
     total = _duration(sum(result["seconds"] for result in every))
@@ -193,7 +193,7 @@ def _picture(path: Path, name: str, heading: str) -> str:
 
 
 def _shown(picture: bytes, name: str, heading: str) -> str:
-    """A link that lets the picture itself fill the window: browsers open no `data:` address, and a copy is long."""
+    """Link that lets the picture fill the window: browsers open no `data:` address, and a copy is long."""
     return f"""\
 <figure class="picture" id="{escape(name)}-picture">
 <a href="#{quote(name)}-picture"><img src="data:image/png;base64,{b64encode(picture).decode()}"
@@ -278,7 +278,7 @@ def _escaped_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence
 
 
 def _table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in a box that scrolls by itself, with keys too; the caption stays in sight above the box."""
+    """Table in a box that scrolls by itself, also with keys; the caption stays visible above the box."""
     numeric = [all(map(NUMBER.fullmatch, column)) for column in zip(*rows, strict=False)]
     kinds = ["", *(' class="number"' if right else "" for right in numeric[1:])]
     head = "".join(f'<th scope="col"{kind}>{text}</th>' for text, kind in zip_longest(columns, kinds, fillvalue=""))

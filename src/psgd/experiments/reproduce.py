@@ -1,4 +1,4 @@
-"""Carries out the runs of figures, keeps what is finished, and writes each figure as soon as it is complete."""
+"""Reproduction of figures: does their runs, keeps finished ones, and writes each figure as soon as it is complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .store import Store
 
 @dataclass(frozen=True)
 class Order:
-    """A figure that is wanted, and its size."""
+    """A figure to reproduce, and its size."""
 
     figure: Figure
     size: Size
@@ -23,7 +23,7 @@ class Order:
 
     @classmethod
     def of(cls, figure: Figure, full: bool, seeds: int | None = None) -> Order:
-        """One of the sizes of a figure, with another number of seeds for all of its runs."""
+        """Order for one of the sizes of a figure, with another number of seeds for all of its runs."""
         size = dict(figure.full if full else figure.quick)
         if seeds is not None:
             size |= {key: seeds for key in size if key.endswith("seeds")}
@@ -39,7 +39,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Written:
-    """A figure is complete; its files are there."""
+    """Event of a figure that is complete, with its files."""
 
     figure: Figure
     summary: dict[str, Any]
@@ -47,7 +47,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Planned:
-    """What there is to do: all runs, and those of them that earlier commands have finished."""
+    """Event of the plan: all runs, and those of them that earlier commands have finished."""
 
     runs: list[Run]
     finished: list[Run]
@@ -56,7 +56,7 @@ class Planned:
 def reproduce(
     orders: Sequence[Order], out: Path, *, jobs: int, device: str, data: Path | None = None
 ) -> Iterator[Planned | pool.Event | Written]:
-    """Yield what happens, as it happens: the plan, then rows, finished runs and written figures."""
+    """Yield events as they happen: the plan, then rows, finished runs and written figures."""
     store = Store(out)
     wanted = {order.figure.name: order.runs(device, data) for order in orders}
     runs = [run for figure in wanted.values() for run in figure]

@@ -1,4 +1,4 @@
-"""A run: one training, a function of its settings and its seed alone; and what is left of it."""
+"""A run: one training, a function of its settings and its seed alone; and its result."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ Row = dict[str, float]
 
 @dataclass(frozen=True)
 class Run:
-    """What is to be done: ``work(seed=…, device=…, **place, **settings)`` yields the rows of the curves.
+    """A training: ``work(seed=…, device=…, **place, **settings)`` yields the rows of the curves.
 
     ``work`` is a function at the top of a module, so that another process can find it.
 
     Args:
-        figure: to which it belongs
-        label: unique among the runs of the figure and the seed
-        seed: of everything random in it
+        figure: name of its figure
+        label: name that is unique among the runs of the figure and the seed
+        seed: seed of everything random in it
         work: yields the rows
-        settings: what else the result depends on; strings, numbers and lists of them
-        rows: how many there will be, or fewer if it ends early
-        seconds: about how long it takes; only to order the runs and to foretell the time
-        alone: measures time, and so must not share the machine with other runs
-        device: where the tensors are
-        place: what the work needs and the result does not depend on, such as the folder of the data
+        settings: all else that the result depends on; strings, numbers and lists of them
+        rows: number of rows; it yields fewer if it ends early
+        seconds: approximate time; only to order the runs and to estimate the time that is left
+        alone: whether it measures time, and so must not share the machine with other runs
+        device: device of the tensors
+        place: arguments that the result does not depend on, such as the folder of the data
     """
 
     figure: str
@@ -51,12 +51,12 @@ class Run:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name for people."""
         return f"{self.figure}, {self.label}, seed {self.seed}"
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Two runs with one identity have one result."""
+        """Settings that decide the result: two runs with the same identity have the same result."""
         return {
             "figure": self.figure,
             "label": self.label,
@@ -68,12 +68,12 @@ class Run:
 
     @property
     def key(self) -> str:
-        """A short name for the identity, fit for a file."""
+        """Short name of the identity, for a file."""
         text = json.dumps(self.identity, sort_keys=True)
         return f"{self.figure}-seed{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     def execute(self) -> Iterator[tuple[Row, float]]:
-        """The rows, each with the seconds of work so far."""
+        """Yield the rows, each with the seconds of work so far."""
         torch.set_num_threads(1)  # the sums of a product depend on how many threads share it
         rows = self.work(seed=self.seed, device=self.device, **self.place, **self.settings)
         seconds = 0.0
@@ -88,7 +88,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """The curves of a finished run, the seconds it took, and where."""
+    """Curves of a finished run, its seconds, and its environment."""
 
     label: str
     seed: int
@@ -101,12 +101,12 @@ class Result:
         return [row[name] for row in self.rows if name in row]
 
     def last(self, name: str, points: int = 1) -> float:
-        """The mean of the last points of a curve; infinite if one of them is not finite."""
+        """Mean of the last points of a curve; infinite if one of them is not finite."""
         values = self.column(name)[-points:]
         return fmean(values) if all(map(isfinite, values)) else float("inf")
 
     def first_below(self, name: str, level: float, along: str = "iteration") -> float:
-        """Where a curve is first under a level; infinite if it never is."""
+        """First moment at which a curve is below a level; infinite if it never is."""
         return next((row[along] for row in self.rows if row.get(name, float("inf")) < level), float("inf"))
 
 

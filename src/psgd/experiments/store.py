@@ -1,4 +1,4 @@
-"""Finished runs on disk, so that a command that was stopped carries on; and how files are written."""
+"""Finished runs on disk, so that a command that was stopped can continue; and atomic writing of files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .run import Result, Run
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """All of the new file or all of the old one, whatever happens in between."""
+    """Write a file such that there is always all of the new one or all of the old one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -31,13 +31,13 @@ def _umask() -> int:
 
 
 class Store:
-    """The finished runs of one directory, a file for each."""
+    """Finished runs of one directory, a file for each."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "runs"
 
     def load(self, run: Run) -> Result | None:
-        """The result of a run with the same identity; a damaged file counts as none."""
+        """Result of a run with the same identity; None if the file is missing or damaged."""
         try:
             found = json.loads((self.directory / f"{run.key}.json").read_bytes())
             rows = [{str(name): float(value) for name, value in row.items()} for row in found["rows"]]

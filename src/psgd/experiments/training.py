@@ -1,4 +1,4 @@
-"""What all training runs share: the optimizers they compare, the loop, and the averaging of losses."""
+"""Common parts of all training runs: the optimizers they compare, the loop, and the averaging of losses."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ NAMES = {"c1": "preconditioner 1", "c2": "preconditioner 2", "c3": "precondition
 
 
 def label(method: str, lr: float) -> str:
-    """As in the legends of the paper."""
+    """Label as in the legends of the paper."""
     return f"{NAMES.get(method, method)}, step size {lr:g}"
 
 
 def optimizer(method: str, model: nn.Module, lr: float, *, seed: int, **options: Any) -> torch.optim.Optimizer:
-    """The optimizer of a method for a model, with the paper's triangular factors; ``options`` are for PSGD alone."""
+    """Optimizer of a method for a model, with the paper's triangular factors; ``options`` are for PSGD alone."""
     if method in PLAIN:
         return PLAIN[method](model.parameters(), lr=lr)
     groups = Affine.groups(model) if isinstance(options.get("blocks"), Affine) else model.parameters()
@@ -40,7 +40,7 @@ def losses(
     data: Iterator[tuple[Tensor, ...]],
     schedule: LRScheduler | None = None,
 ) -> Iterator[float]:
-    """Take one step for each mini-batch, as far as it is read, and yield ``loss(*mini-batch)`` before the step."""
+    """Take one step for each mini-batch, as far as the result is read, and yield ``loss(*mini-batch)`` before it."""
     for batch in data:
         value = float(optimizer.step(_closure(optimizer, loss, batch)))
         if schedule is not None:
@@ -61,7 +61,7 @@ def _closure(
 
 
 def averaged(values: Iterator[float], iterations: int, every: int) -> Iterator[Row]:
-    """A row for each ``every`` mini-batches with their mean loss; the last is one that is not finite."""
+    """Yield a row every ``every`` mini-batches with their mean loss; a loss that is not finite is the last."""
     for iteration in range(every, iterations + 1, every):
         loss = fmean(islice(values, every))
         yield {"iteration": iteration, "loss": loss}

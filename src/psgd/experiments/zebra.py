@@ -1,6 +1,6 @@
 """The zebra stripes of Section VI.C: a small classification problem with sharp, interleaved, curved boundaries.
 
-Only the problem: data, network, loss, and how a network is judged. Everything random is drawn from one
+The module has data, network, loss, and the judgement of a network. Everything random is drawn from one
 generator, first the weights and then the mini-batches, so two runs from one seed differ in the optimizer alone.
 """
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from .layers import linear
 
-#: points in a mini-batch
+#: number of points in a mini-batch
 BATCH = 100
-#: nodes in the hidden layer
+#: number of nodes in the hidden layer
 HIDDEN = 100
-#: points along each side of the grid on which errors are counted
+#: number of points along each side of the grid on which errors are counted
 GRID = 200
 
 
@@ -35,7 +35,7 @@ def label(x: Tensor) -> Tensor:
 
 
 def batches(generator: torch.Generator, size: int = BATCH) -> Iterator[tuple[Tensor, Tensor]]:
-    """Points, uniform in the unit square, with their classes: always fresh ones, so there is nothing to overfit."""
+    """Points, uniform in the unit square, with their classes: always new ones, so there is nothing to overfit."""
     while True:
         x = torch.rand(size, 2, generator=generator, dtype=torch.float64)
         yield x, label(x)
@@ -51,7 +51,7 @@ def grid(points: int) -> Tensor:
 class Network(nn.Module):
     """Two layers, 2 to ``hidden`` to 1, with tanh between them: 401 parameters in the paper's size.
 
-    It takes points of the unit square as they are and returns the logarithm of the odds of class 1.
+    Its input are points of the unit square, and its output is the logarithm of the odds of class 1.
     """
 
     def __init__(self, generator: torch.Generator, hidden: int = HIDDEN) -> None:
@@ -78,11 +78,11 @@ def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 @torch.no_grad()
 def probability(model: nn.Module, points: int) -> Tensor:
-    """What the network has learned: the probability of class 1 at the points of the grid."""
+    """Probability of class 1 at the points of the grid, as the network has learned it."""
     return torch.sigmoid(model(grid(points)))
 
 
 def error_rate(model: nn.Module, points: int = GRID) -> float:
-    """The part of the grid where the more probable class is the wrong one."""
+    """Share of the grid where the more probable class is the wrong one."""
     wrong = (probability(model, points) > 0.5) != label(grid(points)).bool()
     return float(wrong.double().mean())

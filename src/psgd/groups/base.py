@@ -19,6 +19,7 @@ from torch import Tensor
 from ..normalize import MaxAbs, Normalization
 from ..ops.streams import at_once
 from ..tangent import Tangent, fold, unfold
+from .balance import balancing_powers
 from .factor import Factor, LeftFactor
 
 __all__ = ["Factor", "Group", "Groups", "LeftFactor", "Preconditioned", "Scaled", "Structure", "joined"]
@@ -123,9 +124,10 @@ class Group:
             return
         sizes = torch.stack([factor.diagonal().amax(-1) for factor in self.factors])
         logs = sizes.clamp_min(torch.finfo(sizes.dtype).tiny).log2()
-        exponents = torch.where(usable, (logs.mean(0) - logs).round(), 0.0)
-        exponents[0] -= exponents.sum(0)
-        for factor, scale in zip(self.factors, exponents.exp2(), strict=True):
+        is_first = torch.zeros_like(logs[:, :1])
+        is_first[0] = 1
+        powers = balancing_powers(logs, usable, lambda x: x.mean(0), lambda x: x.sum(0), is_first)
+        for factor, scale in zip(self.factors, powers.exp2(), strict=True):
             for buffer in factor.buffers().values():
                 buffer.mul_(scale.view(-1, *[1] * (buffer.ndim - 1)))
 
@@ -272,7 +274,7 @@ class Groups:
         """
         each = zip(self.groups, gs, outs or [None] * len(gs), strict=True)
         tasks = [partial(_precondition, group, g, self.dtype, keep, out) for group, g, out in each]
-        done = at_once(tasks, [g.numel() for g in gs], self.device)
+        done = at_once(tasks, gs, self.device)
         return Preconditioned([scaled for scaled, _ in done], joined([length for _, length in done]))
 
     def whiten_(

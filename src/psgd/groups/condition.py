@@ -1,30 +1,31 @@
-"""Numbers about ``Q`` for who only reads it: how ill-conditioned a factor is, and how far ``Q`` has moved."""
+"""Numbers that describe ``Q`` to a reader: the condition of a factor, and how far ``Q`` has moved."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from ..ops.power import power_iteration
 from ..tangent import largest
 from .base import Factor, Group
 from .diagonal import DiagonalFactor
 from .low_rank import LowRankFactor
 from .near_symmetric import NearSymmetric
 
-#: up to these sizes singular values are found exactly, as on a CPU and elsewhere that takes no longer than estimates
+#: sizes up to which singular values are exact, on a CPU and elsewhere: they cost no more than estimates there
 EXACT, EXACT_ELSEWHERE = 256, 32
-#: of the estimate for larger matrices: its products, and vectors it starts from
+#: number of products of the estimate for larger matrices, and of vectors that it starts from
 ITERATIONS, STARTS = 16, 4
-#: numbers that a copy of some matrices may have
+#: largest number of elements of a copy of some matrices
 AT_ONCE = 2**24
 
 
 def condition(factor: Factor) -> Tensor:
     """``σ_max / σ_min`` of each matrix of a stack, shape ``(B,)``.
 
-    Exact for diagonals and for small matrices, see ``EXACT``. For larger ones it is an estimate, never over the truth
-    but for rounding: power iteration with ``QᵀQ`` and with its inverse. For that inverse-free factors take one LU
-    decomposition, a ninth of the work of their update; the others know how to solve.
+    It is exact for diagonals and for small matrices, see ``EXACT``. For larger ones it is an estimate by power
+    iteration with ``QᵀQ`` and with its inverse, which but for rounding is never too large. For the inverse,
+    inverse-free factors need one LU decomposition, a ninth of the work of their update; the others can solve.
     """
     if isinstance(factor, DiagonalFactor):
         return largest(factor.diag) / factor.diag.abs().amin(1)
@@ -56,28 +57,20 @@ class _Inverse:
 
 def _estimate(Q: Factor, inverse: Factor | _Inverse) -> Tensor:
     like = Q.diagonal()
-    # Vectors that look random, made where they are needed, of whole numbers: these do not round.
+    # Pseudorandom vectors, made on the device from integers, which are not rounded.
     i = torch.arange(1, like.shape[1] * STARTS + 1, device=like.device)
     words = (i * i) % 1000003 * 2654435761 % 2**32
     start = (words.to(torch.float32) / 2**32 - 0.5).view(1, -1, STARTS).expand(len(like), -1, -1).to(like.dtype)
-    up = down = start
-    highest = lowest = like.new_ones(len(like))
-    for _ in range(ITERATIONS):
-        up, highest = _unit(Q.apply_t(Q.apply(up)))
-        down, lowest = _unit(inverse.solve(inverse.solve_t(down)))
-    return (highest * lowest).sqrt()
-
-
-def _unit(v: Tensor) -> tuple[Tensor, Tensor]:
-    lengths = torch.linalg.vector_norm(v, dim=1, keepdim=True, dtype=torch.promote_types(v.dtype, torch.float32))
-    return (v / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)).to(v.dtype), lengths.amax((1, 2))
+    _, highest = power_iteration(lambda v: Q.apply_t(Q.apply(v)), start, ITERATIONS)
+    _, lowest = power_iteration(lambda v: inverse.solve(inverse.solve_t(v)), start, ITERATIONS)
+    return (highest.amax((1, 2)) * lowest.amax((1, 2))).sqrt()
 
 
 def change(new: Group, old: Group) -> Tensor:
-    """``‖Q_new − Q_old‖ / ‖Q_old‖`` in the norm of Frobenius, for each block of a stack.
+    """``‖Q_new − Q_old‖ / ‖Q_old‖`` in the Frobenius norm, for each block of a stack.
 
-    The norm of a Kronecker product is the product of norms, so ``Q`` itself is not formed. Moving scale between the
-    factors by powers of two, as ``descend_`` does, is no change.
+    The norm of a Kronecker product is the product of the norms, so ``Q`` itself is not formed. Moving scale between
+    the factors by powers of two, as ``descend_`` does, counts as no change.
     """
     dtype = _wide(new)
     squares = inner = torch.ones((), dtype=dtype, device=new.factors[0].diagonal().device)
@@ -96,13 +89,13 @@ def change(new: Group, old: Group) -> Tensor:
 
 def _wide(group: Group) -> torch.dtype:
     device = group.factors[0].diagonal().device
-    return torch.float32 if device.type == "mps" else torch.float64  # which has no float64
+    return torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
 
 
 def _parts(new: Factor, old: Factor) -> tuple[Tensor, Tensor]:
-    """For ``D = Q_new − Q_old``, after undoing a power of two: ``⟨D, Q_old⟩`` and ``‖D‖²``, by ``‖Q_old‖²``.
+    """``⟨D, Q_old⟩`` and ``‖D‖²``, divided by ``‖Q_old‖²``, for ``D = Q_new − Q_old`` after undoing a power of two.
 
-    For factors that keep each element of their matrix at one place.
+    It is for factors that keep each element of their matrix in one place.
     """
     pairs = [(v.flatten(1), old.buffers()[name].flatten(1)) for name, v in new.buffers().items()]
     narrow = torch.promote_types(pairs[0][0].dtype, torch.float32)
@@ -118,7 +111,7 @@ def _parts(new: Factor, old: Factor) -> tuple[Tensor, Tensor]:
 
 
 def _low_rank(new: LowRankFactor, old: LowRankFactor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The same for ``Q = diag(d) + U Wᵀ`` with ``W = diag(d) V``, by products of thin matrices."""
+    """Same numbers for ``Q = diag(d) + U Wᵀ`` with ``W = diag(d) V``, by products of thin matrices."""
     (d, U, W), (e, A, B) = (
         (f.diag.to(dtype), f.U.to(dtype), f.V.to(dtype) * f.diag.to(dtype)[:, :, None]) for f in (new, old)
     )

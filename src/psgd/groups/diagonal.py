@@ -39,7 +39,7 @@ class DiagonalFactor(LeftFactor):
         return DiagonalTangent(tangent.diagonal_alone())
 
     def descend_off_diagonal_(self, tangent: DiagonalTangent, step: Tensor, scale: Tensor) -> None:
-        """There is nothing off the diagonal."""
+        """Do nothing: there is nothing off the diagonal."""
 
     def diagonal(self) -> Tensor:
         return self.diag
@@ -48,8 +48,10 @@ class DiagonalFactor(LeftFactor):
         self.diag.copy_(values)
 
     def flops(self, columns: int) -> tuple[float, float]:
-        """Elementwise, for want of larger products: ``a`` and ``b`` take 1 for each element, so do ``Q v`` and
-        ``Qᵀ v``, the diagonal of ``S`` 2; and the step 3 for each element of ``Q``.
+        """FLOPs of elementwise work, as there are no larger products.
+
+        ``a``, ``b``, ``Q v`` and ``Qᵀ v`` cost 1 for each element, the diagonal of ``S`` costs 2, and the step 3 for
+        each element of ``Q``.
         """
         n = self.diag.shape[-1]
         return 4 * n * columns + 3 * n, 2 * n * columns

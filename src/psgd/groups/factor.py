@@ -15,7 +15,7 @@ from ..tangent import Tangent, largest
 class Factor(ABC):
     """A stack of B matrices ``Q`` of size n×n.
 
-    The linear maps take and return arrays of shape ``(B, n, k)``.
+    The linear maps are from and to arrays of shape ``(B, n, k)``.
     """
 
     #: names of the constructor's arguments, the tensors that hold ``Q``
@@ -54,7 +54,7 @@ class Factor(ABC):
     def describe(self) -> str: ...
 
     def P(self) -> Tensor:
-        """``QᵀQ``, shape ``(B, n, n)``; of diagonal factors the diagonal, ``(B, n)``."""
+        """``QᵀQ``, shape ``(B, n, n)``; for diagonal factors its diagonal, ``(B, n)``."""
         Q = self.dense()
         return Q.mT @ Q
 
@@ -83,7 +83,7 @@ class LeftFactor(Factor):
 
     @abstractmethod
     def project(self, tangent: Tangent) -> Projected:
-        """What the Lie algebra of this group keeps of the tangent ``S``."""
+        """Projection of the tangent ``S`` onto the Lie algebra of this group."""
 
     @abstractmethod
     def descend_off_diagonal_(self, tangent: Any, step: Tensor, scale: Tensor) -> None:
@@ -91,23 +91,23 @@ class LeftFactor(Factor):
 
     @abstractmethod
     def flops(self, columns: int) -> tuple[float, float]:
-        """What products take for one matrix and arrays ``(n, columns)``: to fit ``Q``, and for ``P g``.
+        """FLOPs of the products for one matrix and arrays ``(n, columns)``: to fit ``Q``, and for ``P g``.
 
-        Fitting is to find ``a = Q δg`` and ``b = Q⁻ᵀ δθ``, and a step normalised by ``MaxAbs``. A multiply-add counts
-        2. Sums, norms and scalings of the arrays, a few for each element, are left out where there are products.
+        Fitting consists of ``a = Q δg``, ``b = Q⁻ᵀ δθ`` and a step normalised by ``MaxAbs``. A multiply-add counts 2.
+        Sums, norms and scalings of the arrays, a few FLOPs for each element, are left out if there are products.
         """
 
     def descend_(
         self, tangent: Tangent, lr: float | Tensor, normalize: Normalization, usable: Tensor, limit: float
     ) -> None:
-        """One normalised step of every usable block; the others keep their bits.
+        """Take one normalised step with every usable block; the others keep their bits.
 
         The diagonal is written last, from ``Q_ii (1 − μ ∇E_ii)`` in elementwise arithmetic: whatever precision the
         matrix products had, it stays positive. A ``Q`` with an element over ``limit`` is scaled down, by a power of
-        two; as one normalised step cannot use up the room that is left above the limit, ``Q`` stays finite.
+        two; as one normalised step cannot exceed the range that is left above the limit, ``Q`` stays finite.
         """
         projected = self.project(tangent)
-        # The parts of the tangent have maxima of one: a norm below a millionth would only be a mistake in waiting.
+        # The parts of the tangent have maxima of one: to divide by a norm below a millionth would amplify rounding.
         norm = normalize(projected)
         norm = torch.where(norm > 0, norm.clamp_min(2.0**-20), norm)
         step = torch.where(usable & (norm > 0), lr / norm, 0.0)

@@ -19,16 +19,16 @@ from .triangular import Triangular
 
 @dataclass(frozen=True)
 class Kronecker(Structure):
-    """One factor for each axis of a block, dense where the axis is not too long, else diagonal.
+    """One factor for each axis of a block: dense if the axis is not too long, else diagonal.
 
     A matrix of gradients ``G`` is preconditioned as ``P_0 G P_1``. Axes of size one are left out; a scalar gets a
     single number.
 
     Args:
         max_dense: the longest axis that gets a dense factor; 0 makes every factor diagonal
-        max_skew: how many times longer than the product of the other axes such an axis may be. A gradient shows a
-            factor no more directions than there are columns, so a factor of a long vector would learn too slowly for
-            its n² numbers.
+        max_skew: largest ratio of the length of such an axis to the product of the other axes. A gradient has no more
+            columns than that product, and shows a factor as many directions, so a factor of a long vector would learn
+            its n² numbers too slowly.
         inverse_free: fit dense factors by matrix products only (``NearSymmetric``), instead of the paper's triangular
             ones
     """
@@ -55,7 +55,7 @@ class Kronecker(Structure):
         return 0.5 if self.inverse_free else 0.3
 
     def smaller(self, groups: Iterable[Group]) -> Iterator[Kronecker]:
-        """With ever shorter axes the longest that are dense, and last with none."""
+        """The same structure with ever shorter longest dense axes, and last with none."""
         dense = {
             n
             for group in groups

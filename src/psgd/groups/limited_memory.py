@@ -17,7 +17,7 @@ from .triangular import Triangular
 
 @dataclass(frozen=True)
 class LimitedMemoryTangent:
-    """``S`` without what ``Q`` has no room for: ``S11`` and ``S12`` whole, of ``S22`` the diagonal."""
+    """Part of ``S`` that ``Q`` has room for: all of ``S11`` and ``S12``, and the diagonal of ``S22``."""
 
     S11: Tensor
     S12: Tensor
@@ -96,8 +96,10 @@ class LimitedMemoryFactor(LeftFactor):
         self.Q11.addcmul_(S11 @ self.Q11, step, value=-1).mul_(scale)
 
     def flops(self, columns: int) -> tuple[float, float]:
-        """With r whole rows and k columns: ``a``, ``Q v`` and ``Qᵀ v`` take ``2 r n k`` each, ``b`` ``r² k`` less, the
-        whole rows of ``S`` ``4 r n k``, and the step of ``Q11`` and ``Q12`` ``2 r² n``.
+        """FLOPs with r whole rows and k columns.
+
+        ``a``, ``Q v`` and ``Qᵀ v`` cost ``2 r n k`` each, ``b`` costs ``r² k`` less, the whole rows of ``S`` cost
+        ``4 r n k``, and the step of ``Q11`` and ``Q12`` costs ``2 r² n``.
         """
         r = self.Q11.shape[1]
         n = r + self.Q22.shape[1]
@@ -127,8 +129,8 @@ class LimitedMemoryFactor(LeftFactor):
 class LimitedMemory(Structure):
     """A triangular ``Q`` of which only the first rows are kept whole; below them it is diagonal.
 
-    Between ``Diagonal`` and ``Dense``: it holds about ``(size + 1) n`` numbers. A block with no more elements than
-    ``size`` gets a dense ``Q``.
+    It lies between ``Diagonal`` and ``Dense``, and holds about ``(size + 1) n`` numbers. A block with no more elements
+    than ``size`` gets a dense ``Q``.
 
     Args:
         size: rows and columns of the triangular part ``Q11``

@@ -1,9 +1,9 @@
 """A diagonal and a change of low rank, ``Q = (I + U Vᵀ) diag(d)``, as in https://arxiv.org/abs/2211.04422.
 
-``Q`` needs no coordinates that happen to be the right ones: with ``r`` columns, ``U`` and ``V`` treat any ``r``
-directions on their own, and ``d`` scales the rest. Its matrices are not one group. But with ``V`` fixed all
-``I + U Vᵀ`` are, so are they with ``U`` fixed, and so are all ``diag(d)``: ``Q`` moves within each of the three, from
-the left by ``U`` and ``V``, from the right by ``d``.
+``Q`` does not depend on a fortunate choice of coordinates: with ``r`` columns, ``U`` and ``V`` treat any ``r``
+directions separately, and ``d`` scales the rest. These matrices are not one group. But with ``V`` fixed all
+``I + U Vᵀ`` are a group, so are they with ``U`` fixed, and so are all ``diag(d)``: ``Q`` moves within each of the
+three, from the left by ``U`` and ``V``, from the right by ``d``.
 
 All products cost O(n r), and the small matrix ``K = I + Vᵀ U`` of ``Q⁻¹`` O(n r²).
 """
@@ -24,7 +24,7 @@ from .triangular import Triangular
 
 
 class LowRankTangent:
-    """``E = S W Wᵀ``: what ``S`` lets ``U`` do while ``W = V`` is fixed. With ``W = U``, ``Eᵀ`` is what ``V`` may do.
+    """``E = S W Wᵀ``: the tangent of ``U`` while ``W = V`` is fixed. With ``W = U``, ``Eᵀ`` is the tangent of ``V``.
 
     It is kept as ``E = [x y] (W [q p])ᵀ`` with ``p = Wᵀx`` and ``q = Wᵀy``. A normalised step does not see a positive
     factor, so ``x``, ``y`` and ``W`` are scaled to length one first, where no square over- or underflows.
@@ -80,9 +80,9 @@ class LowRankFactor(LeftFactor):
 
     @classmethod
     def identity(cls, batch: int, n: int, rank: int, dtype: torch.dtype, device: torch.device | str) -> LowRankFactor:
-        """``U = 0``, and random columns in ``V``: with both zero neither would ever move.
+        """``U = 0``, and random columns in ``V``: if both were zero, neither would ever move.
 
-        They are always the same ones, whatever dtype and device.
+        The random columns are the same for every dtype and device.
         """
         V = torch.empty(n, rank, dtype=dtype, device=device)
         if V.device.type != "meta":
@@ -129,17 +129,17 @@ class LowRankFactor(LeftFactor):
         return self._solve_t(v / self._d)
 
     def project(self, tangent: Tangent) -> LowRankTangent:
-        """What moves ``U``."""
+        """Tangent that moves ``U``."""
         return LowRankTangent(tangent, self.V)
 
     def project_diagonal(self, tangent: Tangent) -> DiagonalTangent:
-        """What moves ``d``: the diagonal of ``Q⁻¹ S Q``, in which ``d`` itself cancels."""
+        """Tangent that moves ``d``: the diagonal of ``Q⁻¹ S Q``, in which ``d`` itself cancels."""
         x, y = tangent.x, tangent.y
         both = torch.cat([x, y], -1)
         return DiagonalTangent((self._solve(both) * self._apply_t(torch.cat([y, x], -1))).sum(-1))
 
     def descend_off_diagonal_(self, tangent: LowRankTangent, step: Tensor, scale: Tensor) -> None:
-        """``I + U Vᵀ ← (I − step · E) (I + U Vᵀ)`` by ``U ← U − step · S V K``; to scale ``Q`` is up to ``d``."""
+        """``I + U Vᵀ ← (I − step · E) (I + U Vᵀ)`` by ``U ← U − step · S V K``; the scale of ``Q`` is left to ``d``."""
         qpK = tangent.qp * tangent.per_size + self.U.mT @ tangent.right
         self.U.baddbmm_(tangent.xy, (qpK * step).mT, alpha=-1)
 
@@ -150,11 +150,11 @@ class LowRankFactor(LeftFactor):
     def descend_(
         self, tangent: Tangent, lr: float | Tensor, normalize: Normalization, usable: Tensor, limit: float
     ) -> None:
-        """One normalised step each of ``d``, ``U`` and then ``V``, for every usable block; the others keep their bits.
+        """Take a normalised step of ``d``, of ``U`` and then of ``V`` for every usable block; others keep their bits.
 
         ``d`` also takes a step within the multiples of the identity, along the trace ``2 x·y`` of ``S`` in units of
-        its largest possible value. Where ``Q`` is of the wrong size altogether, ``U`` and ``V`` would otherwise do in a
-        few directions what is to be done in all, and keep ``d`` from doing it.
+        its largest possible value. If all of ``Q`` has the wrong scale, ``U`` and ``V`` would otherwise correct it in a
+        few directions only, and keep ``d`` from correcting it in all of them.
 
         Steps of ``U`` and ``V`` after which solving would lose more than half of the digits are not taken.
         """
@@ -180,18 +180,18 @@ class LowRankFactor(LeftFactor):
         self.diag.copy_(d.clamp_min(float(torch.finfo(d.dtype).max) ** -0.375))
 
     def flops(self, columns: int) -> tuple[float, float]:
-        """For one column: a product of it with ``U`` or ``V`` takes ``2 n r``, and ``K`` takes ``2 n r²``.
+        """FLOPs for one column: its product with ``U`` or ``V`` costs ``2 n r``, and ``K`` costs ``2 n r²``.
 
         ``a`` and ``b`` are 4 such products and a ``K``; the step of ``d`` is 8 and a ``K``; the steps of ``U`` and
-        ``V`` are 18 and, to see whether they can be taken, 2 ``K``. The norm of either takes ``16 n``.
+        ``V`` are 18 and, to check whether they can be taken, 2 ``K``. The norm of either costs ``16 n``.
         """
         n, r = self.U.shape[1:]
         return 60 * n * r + 8 * n * r * r + 32 * n, 8 * n * r
 
     def _sensitivity(self) -> Tensor:
-        """How many times larger than one the errors of ``(I + U Vᵀ)⁻¹`` may be, in units of rounding.
+        """Bound on the errors of ``(I + U Vᵀ)⁻¹`` relative to one, in units of rounding.
 
-        Infinite where the determinant is not positive, as rounding may have it when ``lr`` is almost one.
+        It is infinite if the determinant is not positive, which rounding may cause when ``lr`` is almost one.
         """
         K = self._K()
         inverse = torch.linalg.inv_ex(K)[0]
@@ -225,7 +225,7 @@ class LowRankFactor(LeftFactor):
 
 
 def _solve(K: Tensor, v: Tensor) -> Tensor:
-    """As ``torch.linalg.solve``, without a look at the device."""
+    """``torch.linalg.solve`` that does not wait for the device."""
     solution: Tensor = torch.linalg.solve_ex(K, v.to(K.dtype))[0]
     return solution.to(v.dtype)
 
@@ -244,7 +244,7 @@ def _det(m: Tensor) -> Tensor:
 
 
 def _step(lr: float | Tensor, norm: Tensor, usable: Tensor) -> Tensor:
-    """``lr / norm`` where there is something to follow; a tangent below a millionth would be a mistake in waiting."""
+    """``lr / norm`` for usable blocks; with a norm below a millionth, the tangent would be mostly rounding."""
     return torch.where(usable & (norm > 0), lr / norm.clamp_min(2.0**-20), 0.0)
 
 
@@ -252,9 +252,9 @@ def _step(lr: float | Tensor, norm: Tensor, usable: Tensor) -> Tensor:
 class LowRank(Structure):
     """A diagonal ``Q`` with a change of low rank: for a few large curvatures in directions that are no axes.
 
-    It holds ``(2 rank + 1) n`` numbers. A block of so few elements that a dense ``Q`` takes no more, ``2 rank + 1`` of
-    them, gets that. ``MaxDiag``, ``MaxAbs`` and ``Spectral`` normalise the steps of ``U`` and ``V`` by the largest
-    eigenvalue, the longest row and the spectral norm of what changes ``Q``: from the boldest to the most careful.
+    It holds ``(2 rank + 1) n`` numbers. A block of at most ``2 rank + 1`` elements, for which a dense ``Q`` uses no
+    more memory, gets a dense one. ``MaxDiag``, ``MaxAbs`` and ``Spectral`` normalise the steps of ``U`` and ``V`` by
+    the largest eigenvalue, the longest row and the spectral norm of the tangent: from the boldest to the most careful.
 
     Args:
         rank: columns of ``U`` and ``V``

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..ops.factors import asymmetry, descend_
+from ..ops.power import power_iteration
 from ..tangent import largest
 from .axes import low
 from .base import Factor
@@ -101,12 +102,9 @@ def norm_(S: Tensor, iterations: int = 2) -> tuple[Tensor, Tensor]:
         return largest(S).to(dtype), S.to(dtype).square().sum(1)
     lengths = torch.linalg.vector_norm(S, dim=2, dtype=dtype)
     longest, index = lengths.max(1)
-    v = S.gather(1, index.view(-1, 1, 1).expand(-1, 1, S.shape[1])).mT
-    norm = longest
-    for _ in range(iterations):
-        v = torch.bmm(S, v / norm.clamp_min(torch.finfo(dtype).tiny).to(S.dtype).view(-1, 1, 1))
-        norm = torch.linalg.vector_norm(v, dim=(1, 2), dtype=dtype)
-    return torch.maximum(norm, longest), lengths.square_().sum(1)
+    row = S.gather(1, index.view(-1, 1, 1).expand(-1, 1, S.shape[1])).mT
+    _, norm = power_iteration(lambda v: torch.bmm(S, v), row, iterations, longest.view(-1, 1, 1))
+    return torch.maximum(norm.view(-1), longest), lengths.square_().sum(1)
 
 
 def safe(lr: float | Tensor) -> float | Tensor:

@@ -3,56 +3,102 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from .base import Factor
 from .diagonal import DiagonalFactor
-from .near_symmetric import NearSymmetric
+from .near_symmetric import NearSymmetric, move_, safe
 
 
-@dataclass
 class Pool:
-    """All factors of one kind and size as one tensor ``Q``, ``(N, n, n)`` or ``(N, n)``."""
+    """All factors of one kind and size as one tensor ``Q``, ``(N, n, n)`` or ``(N, n)``.
 
-    dense: bool
-    #: a group and an axis of it, with the tensor of the stack's factors there
-    members: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    Args:
+        members: for a group and an axis of it the tensor of its factors there
+    """
 
-    def join(self, start: int) -> int:
-        """Make ``Q``: a view if the members lie one after the other in memory, as the optimizer puts them."""
-        view = adjacent(list(self.members.values()))
+    #: for each factor the index of its block
+    block: Tensor
+    #: number of columns of the block seen along the factor's axis: the trace of ``b bᵀ`` over ``n``, for white ``b``
+    columns: Tensor
+    #: ``‖columns · I‖²_F``
+    identity: Tensor
+
+    def __init__(self, members: dict[tuple[int, int], Tensor]) -> None:
+        self.members = members
+        view = adjacent(list(members.values()))
         self.copied = view is None
-        self.Q = self.copy() if view is None else view
-        #: where the factors of this pool are among all factors
-        self.span = slice(start, start + len(self.Q))
+        self.Q = self._copy() if view is None else view
+        self.dense = self.Q.ndim == 3
         self.rows: dict[tuple[int, int], slice] = {}
         row = 0
-        for key, part in self.members.items():
+        for key, part in members.items():
             self.rows[key] = slice(row, row + len(part))
             row += len(part)
-        return self.span.stop
 
-    def copy(self) -> Tensor:
+    def _copy(self) -> Tensor:
         return torch.cat(list(self.members.values()))
 
     def fetch(self) -> None:
-        """Others may have moved the factors meanwhile."""
+        """Copy the factors again, unless ``Q`` is a view of them: others may have moved them."""
         if self.copied:
-            self.Q = self.copy()
+            self.Q = self._copy()
 
     def put_back_(self) -> None:
+        """Copy ``Q`` to the factors, unless it is a view of them."""
         if self.copied:
             for key, part in self.members.items():
                 part.copy_(self.Q[self.rows[key]])
 
+    def parts(self, M: Tensor) -> dict[tuple[int, int], Tensor]:
+        """Part of each member in an array of all factors."""
+        if len(self.rows) == 1:
+            return dict.fromkeys(self.rows, M)
+        return {key: M[rows] for key, rows in self.rows.items()}
+
     def P(self) -> Tensor:
+        """``QᵀQ``; for diagonal factors its diagonal."""
         return torch.bmm(self.Q.mT, self.Q) if self.dense else self.Q.square()
 
     def diagonal(self, M: Tensor) -> Tensor:
+        """Diagonals ``(N, n)`` of an array of all factors."""
         return M.diagonal(dim1=1, dim2=2) if self.dense else M
+
+    def step_(
+        self,
+        S: Tensor,
+        bound: Tensor,
+        frobenius: Tensor,
+        lr: float | Tensor,
+        usable: Tensor,
+        room: Tensor | None = None,
+    ) -> Tensor:
+        """``Q ← Q − lr / bound · S Q`` for factors of usable blocks.
+
+        Args:
+            S: symmetric tangent, which is used up
+            bound: estimate of the largest ``‖S‖``
+            frobenius: at least ``‖S‖_F``
+            lr: step size, or one for each of all blocks
+            usable: for each of all blocks whether there is a step
+            room: memory for the product, if there is any
+
+        Returns:
+            whether the tangent is finite, for each factor; without a finite one there is no step
+        """
+        if isinstance(lr, Tensor) and lr.ndim:
+            lr = lr[self.block]
+        # The second bound is safe whatever the first has missed: overshooting never stretches a direction of Q.
+        bound = torch.maximum(bound, frobenius * safe(lr))
+        finite = bound < torch.inf
+        step = torch.where(usable.index_select(0, self.block) & finite, lr / bound, torch.zeros_like(bound))
+        if self.dense:
+            move_(self.Q, S, step, room)
+        else:
+            self.Q.mul_(1 - S.mul_(step[:, None]).masked_fill_((step == 0)[:, None], 0))
+        return finite
 
 
 def adjacent(parts: Sequence[Tensor]) -> Tensor | None:
@@ -68,5 +114,6 @@ def adjacent(parts: Sequence[Tensor]) -> Tensor | None:
 
 
 def factor_tensor(factor: Factor) -> Tensor:
+    """The tensor of an inverse-free factor."""
     assert isinstance(factor, (NearSymmetric, DiagonalFactor))
     return factor.root if isinstance(factor, NearSymmetric) else factor.diag

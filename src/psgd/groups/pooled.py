@@ -19,8 +19,9 @@ from ..ops.factors import scaled
 from ..ops.streams import at_once, sent
 from ..tangent import Tangent, largest
 from .axes import along, gram_, low_dtype, multiply_axes, product_
+from .balance import balancing_powers
 from .base import Groups, Preconditioned, Scaled, joined
-from .near_symmetric import NearSymmetric, move_, norm_, safe, turn_
+from .near_symmetric import NearSymmetric, norm_, turn_
 from .pool import Pool, factor_tensor
 
 if TYPE_CHECKING:
@@ -43,47 +44,44 @@ class Pooled(Groups):
 
     def __init__(self, groups: Sequence[InverseFree], normalize: Normalization | None = None) -> None:
         super().__init__(groups)
-        pools: dict[tuple[bool, int], Pool] = {}
+        members: dict[tuple[int, int], dict[tuple[int, int], Tensor]] = {}
         for g, group in enumerate(self.groups):
-            for axis, (n, factor) in enumerate(zip(group.dims, group.factors, strict=True)):
-                dense = isinstance(factor, NearSymmetric)
-                pools.setdefault((dense, n), Pool(dense)).members[g, axis] = factor_tensor(factor)
+            for axis, factor in enumerate(group.factors):
+                tensor = factor_tensor(factor)
+                members.setdefault((tensor.ndim, tensor.shape[1]), {})[g, axis] = tensor
         # The largest first: of branches that run beside each other, the first has the memory of what came before.
-        self.pools = sorted(pools.values(), key=lambda pool: -sum(Q.nbytes for Q in pool.members.values()))
-        stop = 0
-        for pool in self.pools:
-            stop = pool.join(stop)
+        self.pools = sorted(map(Pool, members.values()), key=lambda pool: -pool.Q.nbytes)
         like = self.pools[0].Q
         #: dtype of the numbers for each factor
         self.wide = torch.promote_types(like.dtype, torch.float32)
 
-        counts = self.counts
         numels = [math.prod(group.dims) for group in self.groups]
-        starts = [sum(counts[:g]) for g in range(len(counts))]
-        blocks, columns, sizes, firsts, most = [], [], [], [], []
-        for pool in self.pools:
-            for g, axis in pool.members:
-                n = self.groups[g].dims[axis]
-                blocks += [starts[g] + b for b in range(counts[g])]
-                columns += [numels[g] / n] * counts[g]
-                sizes += [float(n)] * counts[g]
-                firsts += [float(axis == 0)] * counts[g]
-                most += [math.log2(self.groups[g].limit(like.dtype))] * counts[g]
+        starts = [sum(self.counts[:g]) for g in range(len(self.counts))]
 
         def on_device(values: Sequence[float], dtype: torch.dtype = self.wide) -> Tensor:
             return sent(torch.tensor(values, dtype=dtype, device="cpu"), like.device)
 
-        #: for each factor: its block, what it sees, whether it is the first of its block
-        self.block = on_device(blocks, torch.int64)
-        self.columns, self.sizes, self.first = map(on_device, (columns, sizes, firsts))
-        #: the logarithm of how large it may get
-        self.most = on_device(most)
-        self.numel = on_device(
-            [float(numel) for numel, count in zip(numels, counts, strict=True) for _ in range(count)]
-        )
+        def each(pool: Pool, value: Callable[[int, int], float]) -> list[float]:
+            return [value(g, axis) for g, axis in pool.members for _ in range(self.counts[g])]
+
+        for pool in self.pools:
+            blocks = [starts[g] + b for g, _ in pool.members for b in range(self.counts[g])]
+            pool.block = on_device(blocks, torch.int64)
+            pool.columns = on_device(each(pool, lambda g, axis: numels[g] / self.groups[g].dims[axis]))
+            pool.identity = on_device(each(pool, lambda g, axis: numels[g] ** 2 / self.groups[g].dims[axis]))
+        #: for each factor, pool by pool: its block, whether it is the first of that, the logarithm of its largest size
+        self.block = joined([pool.block for pool in self.pools])
+        self.first = on_device([x for pool in self.pools for x in each(pool, lambda _, axis: float(axis == 0))])
+        limits = [math.log2(group.limit(like.dtype)) for group in self.groups]
+        self.most = on_device([x for pool in self.pools for x in each(pool, lambda g, _: limits[g])])
+        #: root of the number of elements of each block
+        self.root_numel = on_device(
+            [n for n, count in zip(numels, self.counts, strict=True) for _ in range(count)]
+        ).sqrt()
+        self._zero = torch.zeros((), dtype=self.wide, device=like.device)
         #: sums over the factors of a block, with and without the factor itself
         self.sum = (self.block[:, None] == self.block).to(self.wide)
-        self.others = self.sum - torch.eye(len(blocks), dtype=self.wide, device=like.device)
+        self.others = self.sum - torch.eye(len(self.block), dtype=self.wide, device=like.device)
 
     def descend_(self, tangents: Iterable[tuple[Tangent, Tensor]], lr: float | Tensor, ok: Tensor) -> None:
         """``Q_i ← (I − lr / L · S_i) Q_i`` for every factor, where ``L`` bounds ``‖a aᵀ‖ + ‖b bᵀ‖`` and so ``‖S_i‖``.
@@ -116,7 +114,7 @@ class Pooled(Groups):
         for pair, each in zip(sides, torch.where(fine, size, 1.0).split(self.counts), strict=True):
             for v in pair:
                 v.div_(along(each, v))
-        usable = (usable & fine)[self.block]
+        usable = usable & fine
         for pool in self.pools:
             self._descend_pairs_(sides, is_difference, lr, usable, pool)
         self._tidy_(usable)
@@ -148,7 +146,7 @@ class Pooled(Groups):
             bound, square = norm_(S)
             bound.masked_fill_(bound == 0, torch.inf)  # no step
             frobenius = square.sqrt_()
-        self._step_(pool, S, bound, frobenius, lr, usable, room=squares[1])
+        pool.step_(S, bound, frobenius, lr, usable, room=squares[1])
 
     def whiten_(
         self,
@@ -180,81 +178,81 @@ class Pooled(Groups):
         """
         for pool in self.pools:
             pool.fetch()
-        lengths = self._at_once(self._length, gs, sizes=gs)
-        usable, noise = self._numbers(lengths, damping, ok, weight)
+        usable, noise = self._numbers(self._at_once(self._length, gs, sizes=gs), damping, ok, weight)
         Ps = [pool.P() for pool in self.pools]
         whitened = self._precondition(gs, Ps, weight, outs or [None] * len(gs))
         gs.clear()
         tangents = [torch.empty_like(P, dtype=P.dtype if P.ndim == 3 else self.wide) for P in Ps]
         if damping:
-            norms = torch.cat(self._at_once(self._length, Ps, sizes=Ps)).log_()
-            variance = (self.others @ norms).mul_(2).exp_().mul_(noise[self.block])
-            self._at_once(partial(self._damp_, variance), self.pools, Ps, tangents, sizes=Ps)
+            norms = joined(self._at_once(self._length, Ps, sizes=Ps)).log_()
+            variance = (self.others @ norms).mul_(2).exp_().mul_(noise.index_select(0, self.block))
+            mine = variance.split([len(P) for P in Ps])
+            self._at_once(self._damp_, mine, self.pools, Ps, tangents, sizes=Ps)
         Ps.clear()  # as large as the tangents: gone before more is needed
         length = self._see_(whitened, tangents, add=damping > 0)
         descend_ = partial(self._descend_white_, lr, usable)
-        overflown = torch.cat(self._at_once(descend_, self.pools, tangents, sizes=tangents))
+        finite = self._at_once(descend_, self.pools, tangents, sizes=tangents)
         tangents.clear()
         if tidy:
-            self._tidy_(usable, overflown)
+            self._tidy_(usable, joined(finite))
         for pool in self.pools:
             pool.put_back_()
         return Preconditioned(whitened, length)
 
     def _at_once(self, function: Callable[..., T], *arguments: Sequence[Any], sizes: Sequence[Tensor]) -> list[T]:
-        """For each of the arguments; the sizes are those of some tensors."""
-        tasks = [partial(function, *each) for each in zip(*arguments, strict=True)]
-        return at_once(tasks, [v.numel() for v in sizes], self.sizes.device)
+        """Call a function for each of the arguments; the sizes are those of some tensors."""
+        return at_once([partial(function, *each) for each in zip(*arguments, strict=True)], sizes, self.device)
 
     def _length(self, v: Tensor) -> Tensor:
-        """Of each array of a stack."""
+        """Length of each array of a stack."""
         return torch.linalg.vector_norm(v.flatten(1), dim=1, dtype=self.wide)
 
     def _numbers(
-        self, lengths: Sequence[Tensor], damping: float, usable: Tensor, weight: Tensor | None
+        self, lengths: Sequence[Tensor], damping: float, ok: Tensor, weight: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """For each factor whether there is a step, and for each block the variance of the noise that damps it."""
-        rms = torch.cat(list(lengths))
+        """For each block whether there is a step, and the variance of the noise that damps it."""
+        rms = joined(lengths)
         if weight is not None:
             rms = rms / weight
-        rms = rms / self.numel.sqrt()
+        rms = rms / self.root_numel
         # What is outside is a gradient that vanished or exploded: following it, P would be of no use afterwards.
         eps = torch.finfo(self.wide).eps
-        usable = (usable & (rms > eps**2) & (rms < eps**-2))[self.block]
-        return usable, (rms * damping).square_()
+        return ok & (rms > eps**2) & (rms < eps**-2), (rms * damping).square_()
 
     def _precondition(
         self, gs: Sequence[Tensor], Ps: Sequence[Tensor], weight: Tensor | None, outs: Sequence[Tensor | None]
     ) -> list[Scaled]:
-        of = {key: P[rows] for pool, P in zip(self.pools, Ps, strict=True) for key, rows in pool.rows.items()}
+        of = {key: part for pool, P in zip(self.pools, Ps, strict=True) for key, part in pool.parts(P).items()}
 
         def multiply(k: int, g: Tensor, w: Tensor | None, out: Tensor | None) -> Scaled:
             group = self.groups[k]
             mine = [of[k, axis] for axis in range(len(group.dims))]
-            long = group.scale_axis
             if w is not None:  # divides the smallest array there is
                 smallest = min(range(len(mine)), key=lambda axis: mine[axis].numel())
                 mine[smallest] = mine[smallest] / along(w.to(g.dtype), mine[smallest])
-            matrices = [(P, axis) for axis, P in enumerate(mine) if axis != long]
+            matrices = [(P, axis) for axis, P in enumerate(mine) if axis != group.scale_axis]
             v = multiply_axes(matrices, g.reshape(len(g), *group.dims), out)
-            return Scaled(v, None if long is None else along(mine[long], v, long))
+            return Scaled(v, None if group.scale_axis is None else along(mine[group.scale_axis], v, group.scale_axis))
 
-        weights = [None] * len(gs) if weight is None else weight.split([len(g) for g in gs])
+        weights = [None] * len(gs) if weight is None else weight.split(self.counts)
         return self._at_once(multiply, range(len(gs)), gs, weights, outs, sizes=gs)
 
     def _damp_(self, variance: Tensor, pool: Pool, P: Tensor, S: Tensor) -> None:
-        """What white noise on ``g`` adds to ``a aᵀ``: its variance, times ``P_i²`` and ``‖P_j‖²`` of the other factors.
+        """``S ← variance · P_i²``, which white noise on ``g`` adds to ``a aᵀ``; a dense ``P`` may be overwritten.
 
-        Becomes ``S``; a dense ``P`` may be overwritten.
+        Args:
+            variance: for each factor the variance of the noise times ``‖P_j‖²`` of the other factors of its block
+            pool: the factors
+            P: their ``P``
+            S: result
         """
-        mine = variance[pool.span]
         if pool.dense:
-            deviation = mine.sqrt().to(P.dtype).view(-1, 1, 1)
+            deviation = variance.sqrt().to(P.dtype).view(-1, 1, 1)
             rounded = low_dtype(P) != P.dtype
             noise = scaled(P, deviation, torch.empty_like(P, dtype=low_dtype(P)) if rounded else P)
             product_(noise, noise, S)
         else:
-            torch.mul(P.to(self.wide).square(), mine[:, None], out=S)
+            torch.mul(P.to(self.wide).square(), variance[:, None], out=S)
 
     def _see_(self, whitened: Sequence[Scaled], tangents: Sequence[Tensor], add: bool) -> Tensor:
         """``a aᵀ``, or add it to the tangents, for whitened ``a = scale · v`` seen along every axis.
@@ -276,8 +274,8 @@ class Pooled(Groups):
                 torch.square(rows, out=S)
             return rows
 
-        keys = [key for pool in self.pools for key in pool.rows]
-        parts = [S[rows] for pool, S in zip(self.pools, tangents, strict=True) for rows in pool.rows.values()]
+        of = {key: part for pool, S in zip(self.pools, tangents, strict=True) for key, part in pool.parts(S).items()}
+        keys, parts = list(of), list(of.values())
         # Lengths of rows take no memory, and little of the device: they go beside the products.
         sizes = [whitened[g].v if S.ndim == 3 else S for (g, _), S in zip(keys, parts, strict=True)]
         seen = dict(zip(keys, self._at_once(see_, *zip(*keys, strict=True), parts, sizes=sizes), strict=True))
@@ -286,63 +284,41 @@ class Pooled(Groups):
             next((rows for axis in range(a.v.ndim - 1) if (rows := seen[g, axis]) is not None), a.v)
             for g, a in enumerate(whitened)
         ]
-        return torch.cat(self._at_once(self._length, shortest, sizes=shortest))
+        return joined(self._at_once(self._length, shortest, sizes=shortest))
 
     def _descend_white_(self, lr: float | Tensor, usable: Tensor, pool: Pool, S: Tensor) -> Tensor:
-        """Move the factors of a pool along ``S``, less what a whitened gradient has; say where it overflows."""
-        columns, sizes = self.columns[pool.span], self.sizes[pool.span]
+        """Move the factors of a pool along ``S − columns · I``; return whether that is finite, for each factor."""
         norm, square = norm_(S)
-        frobenius = torch.addcmul(square, sizes, columns.square()).sqrt_()
-        pool.diagonal(S).sub_(columns[:, None])
-        return self._step_(pool, S, norm + columns, frobenius, lr, usable)
+        frobenius = square.add_(pool.identity).sqrt_()
+        pool.diagonal(S).sub_(pool.columns[:, None])
+        return pool.step_(S, norm + pool.columns, frobenius, lr, usable)
 
-    def _step_(
-        self,
-        pool: Pool,
-        S: Tensor,
-        bound: Tensor,
-        frobenius: Tensor,
-        lr: float | Tensor,
-        usable: Tensor,
-        room: Tensor | None = None,
-    ) -> Tensor:
-        """``Q ← Q − lr / bound · S Q``; ``S`` is used up, and there may be room for the product.
-
-        Returns:
-            where there is no step as the tangent overflows, so large is ``Q``
-        """
-        usable = usable[pool.span]
-        if isinstance(lr, Tensor) and lr.ndim:
-            lr = lr[self.block[pool.span]]
-        # The second bound is safe whatever the first has missed: overshooting never stretches a direction of Q.
-        bound = torch.maximum(bound, frobenius * safe(lr))
-        step = torch.where(usable & torch.isfinite(bound), lr / bound, 0.0)
-        if pool.dense:
-            move_(pool.Q, S, step, room)
-        else:
-            pool.Q.mul_(1 - S.mul_(step[:, None]).masked_fill_((step == 0)[:, None], 0))
-        return usable & ~torch.isfinite(bound)
-
-    def _tidy_(self, usable: Tensor, overflown: Tensor | None = None) -> None:
+    def _tidy_(self, usable: Tensor, finite: Tensor | None = None) -> None:
         """Turn factors back to symmetry, and move scale between those of a block until all are of one size.
 
-        Only those with a step are. The scales are powers of two, as in ``Group``. What is over the limit, or so large
-        that there could be no step, is made smaller.
+        The scales are powers of two, as in ``Group``. Factors over the limit, or so large that their tangent is not
+        finite, are made smaller.
+
+        Args:
+            usable: for each block whether there was a step; others keep their factors
+            finite: for each factor whether its tangent is finite
         """
-        for pool in self.pools:
+        usable = usable.index_select(0, self.block)
+        sizes = [len(pool.Q) for pool in self.pools]
+        for pool, mine in zip(self.pools, usable.split(sizes), strict=True):
             if pool.dense:
-                turn_(pool.Q, usable[pool.span])
-        sizes = torch.cat([pool.diagonal(pool.Q).amax(1).to(self.wide) for pool in self.pools])
+                turn_(pool.Q, mine)
+        largest_of_each = torch.cat([pool.diagonal(pool.Q).amax(1).to(self.wide) for pool in self.pools])
         # What someone has put there need not be finite; it must not spread to other blocks, as zero times it would.
-        logs = sizes.nan_to_num_(nan=1.0, posinf=1.0).clamp_min_(torch.finfo(self.wide).tiny).log2_()
-        powers = torch.where(usable, ((self.sum @ logs) / self.sum.sum(1) - logs).round_(), 0.0)
-        powers.sub_(self.first * (self.sum @ powers))
+        logs = largest_of_each.nan_to_num_(nan=1.0, posinf=1.0).clamp_min_(torch.finfo(self.wide).tiny).log2_()
+        powers = balancing_powers(
+            logs, usable, lambda x: (self.sum @ x) / self.sum.sum(1), lambda x: self.sum @ x, self.first
+        )
         powers.sub_((logs + powers - self.most).clamp_min_(0).ceil_())
-        if overflown is not None:
-            powers.sub_(8 * overflown)
-        scales = powers.exp2_()
-        for pool in self.pools:
-            each = along(scales[pool.span].to(pool.Q.dtype), pool.Q)
+        if finite is not None:
+            powers.sub_(8 * (usable & ~finite))
+        for pool, scales in zip(self.pools, powers.exp2_().split(sizes), strict=True):
+            each = along(scales.to(pool.Q.dtype), pool.Q)
             if pool.Q.dtype == torch.bfloat16:  # torch's own product runs at a third of the speed of memory there
                 scaled(pool.Q, each, pool.Q)
             else:

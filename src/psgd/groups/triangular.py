@@ -58,11 +58,11 @@ class Triangular(LeftFactor):
             self.full[:, start:stop, start:].addcmul_(rows, step, value=-1).mul_(scale)
 
     def flops(self, columns: int) -> tuple[float, float]:
-        """For k columns ``a`` takes ``2 n² k``, the triangular solve of ``b`` half of that, and ``P g`` ``4 n² k``.
+        """FLOPs for k columns: ``a`` costs ``2 n² k``, the triangular solve of ``b`` half of that, ``P g`` ``4 n² k``.
 
-        ``S`` takes ``2 n² k``; where it is too large to be formed, about the same, in rows from the diagonal on, each
-        time that it is needed: for its norm and for the step. The step of matrices takes about ``2/3 n³``. That of
-        vectors, in blocks of r rows, takes about ``(4 + r) n²``.
+        ``S`` costs ``2 n² k``; if it is too large to be formed, it costs about the same, in rows from the diagonal on,
+        each time that it is needed: for its norm and for the step. The step of matrices costs about ``2/3 n³``. The
+        step of vectors, in blocks of r rows, costs about ``(4 + r) n²``.
         """
         n = self.full.shape[-1]
         square = n * n * columns
@@ -100,10 +100,10 @@ def descend_rank_two_(
 
     With ``U = [x y]`` and ``W = [y x]ᵀ``, row i of the product is ``U_i Σ_{j≥i} W_j Q_j``: for a block of rows a small
     triangular product, and ``U`` times the sum over the rows below. A CPU goes up from the last rows and carries that
-    sum along; a GPU, which would be idle, finds all sums first.
+    sum along; a GPU, which would be idle meanwhile, computes all sums first.
 
     Args:
-        block_rows: rows that a small triangular product is taken of; by default what fits a cache
+        block_rows: rows of a small triangular product; by default as many as fit a cache
     """
     U = torch.cat([x, y], -1) * step
     W = torch.cat([y, x], -1).mT
@@ -117,18 +117,18 @@ def descend_rank_two_(
 
 
 def _block_rows(device: torch.device, n: int, block_rows: int | None = None) -> tuple[int, int]:
-    """The rows of a block, and of all blocks that are done side by side."""
+    """Number of rows of a block, and of all blocks that are handled together."""
     if device.type == "cpu":
         return block_rows or 32, block_rows or 32
     rows = block_rows or 64
-    return rows, rows * max(1, -(-(n // rows) // 4))  # no more than a quarter of Q is there twice
+    return rows, rows * max(1, -(-(n // rows) // 4))  # no more than a quarter of Q is copied
 
 
 def _from_below_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int) -> None:
     U = U * scale
     below = Q.new_zeros(Q.shape[0], 2, Q.shape[2])
     for start in reversed(range(0, Q.shape[1], bs)):
-        # Columns left of the rows at hand are zero in all of them.
+        # Columns to the left of these rows are zero in all of them.
         rows, sums = Q[:, start : start + bs, start:], below[:, :, start:]
         u, w = U[:, start : start + bs], W[:, :, start : start + bs]
         change = torch.baddbmm(u @ sums, (u @ w).triu_(), rows)
@@ -137,9 +137,9 @@ def _from_below_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int) -> Non
 
 
 def _side_by_side_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int, at_once: int) -> None:
-    """For one matrix, without kernels of our own."""
+    """Update one matrix, without kernels of our own."""
     n = len(Q)
-    last = n - n % bs  # rows from here on are no whole block
+    last = n - n % bs  # rows from here on are less than a block
     blocks = last // bs
     rows, u, w = (
         Q[:last].view(blocks, bs, n),
@@ -164,7 +164,7 @@ def _side_by_side_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int, at_o
 
 @dataclass(frozen=True)
 class Dense(Structure):
-    """One triangular ``Q`` over all elements of a block: the most general ``P``, with n² / 2 numbers to learn."""
+    """One triangular ``Q`` for all elements of a block: the most general ``P``, with n² / 2 numbers to learn."""
 
     universal = True
 

@@ -20,7 +20,7 @@ Reason = tuple[int, bool, str]
 
 @dataclass(frozen=True)
 class Limits:
-    """When to stop; ``ftol`` is None where only rounding is to end it."""
+    """Limits at which to stop; ``ftol`` is None if only rounding is to stop the minimisation."""
 
     gtol: float
     ftol: float | None
@@ -37,19 +37,19 @@ class State:
     nit: int = 0
 
 
-#: tells of each iteration; returns why to stop, or None
+#: function that is called after each iteration; returns a reason to stop, or None
 Watch = Callable[[State], "Reason | None"]
 
 
 def descend(
     objective: Objective, metric: Metric, limits: Limits, probes: int, seed: int, watch: Watch
 ) -> tuple[State, Reason]:
-    """Minimise, and say why it ended.
+    """Minimise, and return why it stopped.
 
     A direction is ``−P g``, made conjugate to the one before it (Hager and Zhang's formula, with ``P`` for the
-    identity): where ``P`` is the inverse Hessian that changes nothing, and where ``P`` has little room, as a diagonal
-    one has, it makes up for much of what is missing. The pair ``(δθ, δg)`` of each step then is what ``Q`` is fitted
-    to; ``probes`` more are measured in random directions.
+    identity): if ``P`` is the inverse Hessian, this changes nothing, and if ``P`` can represent little of it, as a
+    diagonal one, this makes up for much of what is missing. ``Q`` is then fitted to the pair ``(δθ, δg)`` of each step,
+    and to ``probes`` more in random directions.
     """
     x = objective.start
     f = objective.value(x)
@@ -98,31 +98,31 @@ def descend(
         directions.far = found.alpha if metric.unit is None else 0.0
 
 
-#: what a gradient by forward differences may say too early
+#: reasons to stop that a gradient by forward differences may give too early
 REFINED = (result.GRADIENT, result.VALUE, result.STEP, result.LINE_SEARCH)
 
 
-#: iterations in a row that change too little: for ``ftol``, and where only rounding is to end it
+#: number of iterations in a row with too small a change: for ``ftol``, and if only rounding is to stop it
 SMALL, ROUNDED = 3, 10
 
 
 class Ends:
-    """Whether it is time to stop."""
+    """Decides when to stop."""
 
     def __init__(self, limits: Limits, start: State) -> None:
         self.limits = limits
         kind = torch.finfo(start.x.dtype)
         self.eps = float(kind.eps)
         self.lowest = -math.sqrt(kind.max) * max(1.0, abs(start.f))
-        #: iterations in a row that changed the function by no more than ``ftol``
+        #: number of iterations in a row that changed the function by no more than ``ftol``
         self.small = 0
-        #: the last iteration changed the function by no more than the square root of eps
+        #: whether the last iteration changed the function by no more than the square root of eps
         self.slow = False
         #: the last step, relative to ``xtol``
         self.step = math.inf
 
     def saw(self, step: Tensor, before: float, now: State) -> None:
-        """Take notice of an iteration."""
+        """Take note of an iteration."""
         ftol = self.limits.ftol
         scale = max(abs(now.f), abs(before), 0.0 if ftol is None else 1.0)
         self.small = self.small + 1 if before - now.f <= (self.eps if ftol is None else ftol) * scale else 0
@@ -130,8 +130,11 @@ class Ends:
         self.step = float(step.abs().amax()) / max(1.0, float(now.x.abs().amax()))
 
     def reason(self, now: State, coarse: bool) -> Reason | None:
-        """Args:
-        coarse: the gradient is so coarse that there is no sense in asking for much, and it can be made finer
+        """Reason to stop, or None.
+
+        Args:
+            now: the present state
+            coarse: whether the gradient is too coarse for strict limits, and can be made finer
         """
         limits = self.limits
         if now.f <= self.lowest:
@@ -149,21 +152,21 @@ class Ends:
 
 
 class Directions:
-    """Where to go, in the order in which it is to be tried."""
+    """Directions of descent, in the order in which they are to be tried."""
 
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
-        #: the direction before, and how the gradient changed along it
+        #: last direction, and how the gradient changed along it
         self.last: tuple[Tensor, Tensor] | None = None
-        #: the last step along a gradient that does not change, of which ``P`` learns nothing
+        #: length of the last step along a gradient that does not change, from which ``P`` learns nothing
         self.far = 0.0
         #: ``gᵀ P g``, twice what a quadratic function would still fall
         self.decrement = math.inf
 
     def to_try(self, g: Tensor) -> Iterator[tuple[Tensor, float, float]]:
-        """Directions that lead down, each with the slope along it and the step to try first.
+        """Directions of descent, each with the slope along it and the step to try first.
 
-        When ``−P g`` is of no use either, ``P`` is forgotten, and the gradient itself is what is left.
+        If even ``−P g`` fails, ``P`` is reset, and the gradient itself is tried last.
         """
         if self.metric.unit is not None:
             Pg = self.metric.precondition(g)
@@ -176,7 +179,7 @@ class Directions:
                 yield -Pg, -self.decrement, 1.0
             self.metric.reset()
         largest = float(g.abs().amax())
-        size = largest * float((g / largest).norm())  # where squares overflow
+        size = largest * float((g / largest).norm())  # also if squares overflow
         if size * size < torch.finfo(g.dtype).max:
             yield -g, -size * size, max(self.far, 1.0 / max(1.0, size))
         else:

@@ -1,4 +1,4 @@
-"""How far to go along a direction."""
+"""Line search: how far to go along a direction."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: of the decrease that the slope promises, so much is enough
+#: sufficient share of the decrease that the slope promises
 ENOUGH = 1e-4
-#: a step is at most so many times longer than the one tried before it
+#: largest ratio of a step to the one tried before it
 FARTHER = 10.0
 MAX_TRIALS = 40
-#: trials at which the function is low enough, but still slopes
+#: largest number of trials at which the function is low enough but still too steep
 MAX_LOW = 8
 
 
 @dataclass(frozen=True)
 class Point:
-    """``alpha`` along the direction: value and slope there."""
+    """Point at ``alpha`` along the direction, with the value and slope there."""
 
     alpha: float
     value: float
@@ -29,7 +29,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Found:
-    """A step that is good enough: its length, the point it leads to, and value and gradient there."""
+    """Accepted step: its length, the point it leads to, and value and gradient there."""
 
     alpha: float
     x: Tensor
@@ -48,22 +48,22 @@ def search(
     flatness: float,
     rounding: float,
 ) -> Found | None:
-    """A step after which the function is lower by its share of what the slope promised, and at most ``flatness`` times
-    as steep in either sense: the strong Wolfe conditions, found by cubic interpolation.
+    """Find a step that satisfies the strong Wolfe conditions, by cubic interpolation.
 
-    Where the conditions cannot be had, a step that makes the function lower will do. Values that differ by rounding
-    alone say nothing, and there the slopes decide. Where the function is not finite it counts as too high.
+    After it the function is lower by a share of what the slope promised, and at most ``flatness`` times as steep in
+    either sense. If that is impossible, any step that makes the function lower is accepted. If values differ by
+    rounding alone, the slopes decide. A function value that is not finite counts as too high.
 
     Args:
         value: the function
-        gradient: its gradient, at the point whose value was asked for last
-        x: where it begins
-        start: the function there
-        direction: where to go
-        slope: of the function along it, negative
+        gradient: its gradient, at the point of the last call of ``value``
+        x: start of the search
+        start: value of the function there
+        direction: direction of the search
+        slope: slope of the function along the direction, negative
         first: the step to try first
-        flatness: between 0 and 1
-        rounding: by how much values may differ without being different
+        flatness: number between 0 and 1
+        rounding: largest difference of values that may be rounding
     """
     low = Point(0.0, start, slope)
     high: Point | None = None
@@ -110,7 +110,7 @@ def search(
 
 
 def _shorter(low: Point, high: Point) -> float:
-    """Where a parabola through ``low``, with its slope, and ``high`` is lowest; a tenth to a half of the way."""
+    """Minimum of the parabola through ``low``, with its slope, and ``high``; a tenth to a half of the way."""
     width = high.alpha - low.alpha
     if not math.isfinite(high.value):
         return low.alpha + 0.1 * width
@@ -125,7 +125,7 @@ def _inside(wanted: float, a: float, b: float) -> float:
 
 
 def _cubic(p: Point, q: Point) -> float:
-    """The minimum of the cubic with these values and slopes; NaN where it has none.
+    """Minimum of the cubic with these values and slopes; NaN if it has none.
 
     >>> _cubic(Point(0.0, 4.0, -4.0), Point(1.0, 1.0, -2.0))
     2.0

@@ -1,4 +1,4 @@
-"""``P = QᵀQ`` of a minimisation without noise, fitted to pairs that are exact."""
+"""``P = QᵀQ`` of a minimisation without noise, fitted to exact pairs."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from ..normalize import Spectral
 from ..state.memory import available_bytes, readable
 from ..tangent import Tangent
 
-#: a pair that fits to this is not worth a further descent
+#: misfit of a pair below which it is not worth a further descent
 FITTED = 0.1
 
 
 class Metric:
-    """A group of the library, fitted by its own descents along the tangents of a criterion.
+    """Group of the library, fitted by its own descents along the tangents of a criterion.
 
-    With noise the step size of ``Q`` has to be small. Without, it can be chosen such that a pair fits afterwards: for
-    criterion 3, ``S = a aᵀ − b bᵀ`` vanishes where ``a = ±b``, which is the secant equation ``P δg = ±δθ``. So with
-    the pair of each step of the parameters ``P`` is that of a quasi-Newton method, but for the sign, which it does not
-    see.
+    With noise the step size of ``Q`` has to be small. Without noise it can be chosen such that a pair fits afterwards:
+    for criterion 3, ``S = a aᵀ − b bᵀ`` vanishes if ``a = ±b``, which is the secant equation ``P δg = ±δθ``. So with
+    the pair of each step of the parameters ``P`` is that of a quasi-Newton method, except for the sign, which it does
+    not see.
 
-    To begin with, ``P`` is a multiple of the identity, ``‖δθ‖ / ‖δg‖`` of the first pair: ``Q`` is fitted in units in
-    which that is one.
+    ``P`` starts as a multiple of the identity, ``‖δθ‖ / ‖δg‖`` of the first pair: ``Q`` is fitted in units in which
+    that is one.
 
     Args:
-        structure: what ``Q`` looks like
-        shape: of the array it works on
+        structure: structure of ``Q``
+        shape: shape of the array that it acts on
         like: a tensor of the same dtype and device
-        criterion: what ``Q`` is fitted to
-        precond_lr: the largest step of ``Q``; by default 0.9 for ``Dense``, which follows every pair at once, 0.5 for
-            inverse-free factors, 0.3 for other ``Kronecker`` factors, and 0.05 for the rest, which cannot have what
-            one pair wants without losing what the others do
+        criterion: criterion that ``Q`` is fitted to
+        precond_lr: the largest step of ``Q``; by default 0.9 for ``Dense``, which fits every pair at once, 0.5 for
+            inverse-free factors, 0.3 for other ``Kronecker`` factors, and 0.05 for the rest, which cannot fit one pair
+            without forgetting the others
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Metric:
             )
         self.dense = structure.universal
         self.cap = structure.exact_precond_lr if precond_lr is None else precond_lr
-        #: a dense Q has room for all that one pair says, and where it is small, that costs little
+        #: number of descents for a pair: a dense Q has room for all that one pair says, and a small one costs little
         self.descents = max(1, min(4, 400 // like.numel())) if self.dense else 1
         self._like = like
         self.reset()
@@ -71,7 +71,7 @@ class Metric:
         return self.group.precondition(g.reshape(1, *self.shape)).reshape(-1) * (self.unit or 1.0)
 
     def fit(self, dtheta: Tensor, dgrad: Tensor) -> None:
-        """Have ``Q`` fit a pair better. A pair that says nothing about curvature is passed over."""
+        """Fit ``Q`` to a pair. A pair without information about curvature is ignored."""
         eps = float(torch.finfo(dgrad.dtype).eps)
         size, change = float(dtheta.norm()), float(dgrad.norm())
         if not (0 < size < math.inf and eps**2 * size < change < eps**-2 * size):
@@ -97,10 +97,10 @@ class Metric:
                 self.group.descend_(tangent, lr, Spectral())
 
     def _rate(self, tangent: Tangent, dtheta: Tensor, dgrad: Tensor) -> float:
-        """The step size after which the pair fits, to first order: ``S`` relative to ``‖a‖² + ‖b‖²``.
+        """Step size after which the pair fits, to first order: ``S`` relative to ``‖a‖² + ‖b‖²``.
 
-        Where ``S`` is diagonal, ``I − μ S`` changes ``P`` by ``2 μ S``. In a triangular matrix, what is off the
-        diagonal is there once instead of twice, and takes up to four times the step.
+        If ``S`` is diagonal, ``I − μ S`` changes ``P`` by ``2 μ S``. In a triangular matrix, elements off the diagonal
+        are present once instead of twice, and need up to four times the step.
         """
         if not tangent.is_difference:
             a, b = self.group.a(dgrad), self.group.b(dtheta)

@@ -1,4 +1,4 @@
-"""``minimize``: what is asked for, checked, and handed to the minimisation with or without noise."""
+"""``minimize``: checks its arguments, and calls the minimisation with or without noise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .objective import FORWARD, Objective
 from .result import OptimizeResult
 from .stochastic import default_probe, wander
 
-#: the most elements that get a dense Q where nothing else is asked for
+#: largest number of elements that get a dense Q by default
 MAX_DENSE = 512
 
 
@@ -52,47 +52,48 @@ def minimize(
 ) -> OptimizeResult:
     """Minimise a function of one array, as ``scipy.optimize.minimize`` does, by preconditioned gradient descent.
 
-    Tensors go in and come out with gradients by autograd; NumPy arrays, and what makes one, come out as NumPy arrays.
-    ``x0`` may have any shape and is not changed; float32 stays float32, whole numbers become float64.
+    For a tensor ``x0`` the gradient is by autograd and the result is a tensor; for NumPy arrays, and what converts to
+    one, the result is a NumPy array. ``x0`` may have any shape and is not changed; float32 stays float32, integers
+    become float64.
 
-    Without noise, each iteration searches along a preconditioned direction for a lower value, and fits ``Q`` to how
-    the gradient changed: with the paper's criterion and a dense ``Q`` that is a quasi-Newton method that does not see
+    Without noise, each iteration searches along a preconditioned direction for a lower value, and fits ``Q`` to the
+    change of the gradient: with the paper's criterion and a dense ``Q`` this is a quasi-Newton method that does not see
     the sign of curvature. With ``stochastic=True`` it takes plain steps of ``PSGD``.
 
     Args:
-        fun: ``fun(x, *args)``, the function. One that takes a keyword ``rng`` gets a generator, of torch or NumPy, that
+        fun: ``fun(x, *args)``, the function. If it has a keyword ``rng``, it gets a generator, of torch or NumPy, that
             gives the same numbers at every call, or with ``stochastic`` at every call of one iteration.
         x0: where to start
         args: further arguments of ``fun`` and ``jac``
         jac: the gradient, ``jac(x, *args)``; or True, if ``fun`` returns ``(value, gradient)``; or ``"2-point"`` or
-            ``"3-point"`` for differences of ``fun``. By default autograd for tensors; for arrays forward differences
-            and, near the solution, central ones.
+            ``"3-point"`` for differences of ``fun``. The default is autograd for tensors; for arrays forward
+            differences and, near the solution, central ones.
         bounds: not supported: raises
         constraints: not supported: raises
         tol: the same as ``gtol``
-        callback: ``callback(xk)`` or ``callback(intermediate_result)``, called after each iteration; where it raises
-            ``StopIteration`` the minimisation ends
-        options: the keywords below as a dict, as SciPy has them
-        gtol: largest element of the gradient at which it has converged; by default the square root of the machine
-            precision, with ``jac="2-point"`` its cubic root. With ``stochastic`` the gradient is an average over some
-            hundred iterations, and the default 0.
+        callback: ``callback(xk)`` or ``callback(intermediate_result)``, called after each iteration; if it raises
+            ``StopIteration``, the minimisation stops
+        options: the keywords below as a dict, as with SciPy
+        gtol: converged if no element of the gradient is larger; by default the square root of the machine precision,
+            with ``jac="2-point"`` its cubic root. With ``stochastic`` the gradient is an average over some hundred
+            iterations, and the default is 0.
         ftol: converged after three iterations that each made the function lower by at most ``ftol · max(|f|, 1)``. By
-            default only where the difference is rounding; not with ``stochastic``.
+            default only if the difference is rounding; not with ``stochastic``.
         xtol: converged after a step of at most ``xtol · max(|x|, 1)``; by default 0. Not with ``stochastic``.
         maxiter: number of iterations; by default 200 for each element of ``x0``, and at least 1000
         maxfun: number of evaluations of ``fun`` after which no iteration is begun; by default no limit
-        disp: print how it ended
-        stochastic: the function has noise
-        preconditioner: what ``P`` looks like; by default ``Dense()`` up to 512 elements, then
+        disp: print why it stopped
+        stochastic: whether the function has noise
+        preconditioner: structure of ``P``; by default ``Dense()`` up to 512 elements, then
             ``Kronecker(inverse_free=False)`` for matrices and ``Diagonal()`` for vectors
-        criterion: what ``P`` is fitted to
+        criterion: criterion that ``P`` is fitted to
         probe: without noise, ``HessianVector()`` or ``FiniteDifference()`` for a pair in a random direction at each
-            iteration, besides that of the step. With noise, where pairs come from: by default ``HessianVector()`` with
-            autograd, ``FiniteDifference()`` if ``fun`` takes ``rng``, else ``Whitening()``.
+            iteration, besides that of the step. With noise, the source of pairs: by default ``HessianVector()`` with
+            autograd, ``FiniteDifference()`` if ``fun`` has a keyword ``rng``, else ``Whitening()``.
         precond_lr: without noise the largest step size of ``Q``, else its step size
-        lr: step size with ``stochastic``, by default 0.1, and 0.01 with ``Whitening()``, times the
-            root mean square of ``x0`` where that is more than 1
-        seed: of random numbers; no global generator is touched
+        lr: learning rate with ``stochastic``, by default 0.1, and 0.01 with ``Whitening()``, times the root mean
+            square of ``x0`` if that is more than 1
+        seed: seed of random numbers; no global generator is used
 
     Returns:
         ``x``, ``fun``, ``jac``, ``nit``, ``nfev``, ``njev``, ``nhev``, ``success``, ``status`` and ``message``
@@ -137,7 +138,7 @@ def minimize(
     if stochastic and (ftol is not None or xtol is not None):
         raise ValueError("ftol, xtol: single values and steps say little with noise; minimize wants gtol or maxiter")
 
-    with torch.inference_mode(False):  # derivatives are needed, whatever surrounds the call
+    with torch.inference_mode(False):  # derivatives are needed in every mode of the caller
         objective = Objective(fun, x0, args, jac, int(seed))
         n, eps = objective.start.numel(), float(torch.finfo(objective.start.dtype).eps)
         digits = 1 / 3 if objective.jac == FORWARD and not objective.refinable else 1 / 2
@@ -172,7 +173,7 @@ def _structure(shape: tuple[int, ...]) -> Structure:
 
 
 def _watch(callback: Callable[..., Any] | None, objective: Objective) -> Callable[[State], Reason | None]:
-    """The callback in either of SciPy's two forms."""
+    """Callback in either of SciPy's two forms, as a function of the state."""
     if callback is None:
         return lambda now: None
     if not callable(callback):

@@ -1,6 +1,4 @@
-"""The function to minimise, as the minimiser sees it: of a flat tensor, counted, with a gradient from wherever there is
-one.
-"""
+"""The function to minimise, as the minimiser sees it: of a flat tensor, with its gradient, and with counters."""
 
 from __future__ import annotations
 
@@ -17,17 +15,17 @@ FORWARD, CENTRAL = "2-point", "3-point"
 
 
 class Objective:
-    """``fun`` of the user with its gradient, of flat tensors that are never changed in place.
+    """The user's ``fun`` with its gradient, as functions of flat tensors that are never changed in place.
 
-    The value and the gradient at one point share an evaluation, where the gradient is asked for next.
+    The value and the gradient at one point share an evaluation, if the gradient is the next call.
 
     Args:
-        fun: of an array like ``x0``, and ``args``; and of a keyword ``rng``, if it takes one
-        x0: a tensor, a NumPy array, or what NumPy makes one of
+        fun: function of an array like ``x0``, of ``args``, and of a keyword ``rng``, if it has one
+        x0: a tensor, a NumPy array, or what NumPy converts to one
         args: further arguments of ``fun`` and ``jac``
-        jac: the gradient as a function; True where ``fun`` returns it too; ``"2-point"`` or ``"3-point"`` for
+        jac: the gradient as a function; True if ``fun`` returns it too; ``"2-point"`` or ``"3-point"`` for
             differences of ``fun``; None for autograd or, with NumPy, for differences
-        seed: of what ``rng`` is for a sample
+        seed: seed of the generators that ``rng`` is
     """
 
     def __init__(self, fun: Callable[..., Any], x0: Any, args: Any, jac: Any, seed: int) -> None:
@@ -46,9 +44,9 @@ class Objective:
         start = x0 if isinstance(x0, Tensor) else self._from_numpy(x0)
         self.start = _checked(start)
         self.shape = start.shape
-        #: the gradient as a function or a rule for differences; True, or None for autograd
+        #: gradient as a function or a rule for differences; True, or None for autograd
         self.jac = jac if jac is not None and jac is not False else FORWARD if self.numpy is not None else None
-        #: differences become central ones where forward ones are too coarse, unless they were asked for by name
+        #: whether central differences may replace forward ones that are too coarse: if the user did not choose these
         self.refinable = self.jac == FORWARD and jac != FORWARD
         self.takes_rng = [_takes_rng(f, 1 + len(self.args)) for f in (fun, self.jac)]
         self.seed, self.sample = seed, 0
@@ -65,10 +63,10 @@ class Objective:
         if array.dtype.kind not in "biufc":
             raise TypeError(f"x0={x0!r}: minimize wants an array of numbers")
         if array.dtype.kind == "c":
-            array = array.astype(numpy.complex128)  # refused later, also if it is longer
+            array = array.astype(numpy.complex128)  # refused later, also if it has a higher precision
         if array.dtype.kind in "biu" or array.dtype == numpy.float16 or array.dtype.itemsize > 16:
             array = array.astype(numpy.float64)
-        if array.dtype.kind == "f":  # also long doubles, and other orders of bytes
+        if array.dtype.kind == "f":  # also long doubles, and other byte orders
             array = array.astype(numpy.float32 if array.dtype.itemsize == 4 else numpy.float64)
         return torch.from_numpy(array.copy())
 
@@ -82,7 +80,7 @@ class Objective:
         return self.jac in (FORWARD, CENTRAL)
 
     def given(self, x: Tensor) -> Any:
-        """``x`` as the user wants it: a copy, of the kind and shape of ``x0``."""
+        """Copy of ``x`` with the kind and shape of ``x0``, for the user."""
         x = x.detach().reshape(self.shape).clone()
         return x if self.numpy is None else x.numpy()
 
@@ -91,7 +89,7 @@ class Objective:
         return f
 
     def gradient(self, x: Tensor) -> Tensor:
-        """The gradient, flat. Right after ``value`` at the same point it takes no further evaluation of ``fun``."""
+        """The gradient, flat. Right after ``value`` at the same point it needs no further evaluation of ``fun``."""
         if self.is_difference:
             f, _ = self._evaluate(x)
             return self._differences(x, f)
@@ -106,7 +104,7 @@ class Objective:
         return g.detach().reshape(-1)
 
     def product(self, x: Tensor, g: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """A pair ``(δθ, δg)``: ``(v, H v)`` by autograd, else a difference of gradients along ``v``."""
+        """Pair ``(δθ, δg)``: ``(v, H v)`` by autograd, else a difference of gradients along ``v``."""
         self.nhev += 1
         if self.exact:
             _, (theta, loss) = self._evaluate(x)
@@ -122,14 +120,14 @@ class Objective:
         return moved - x, self.gradient(moved) - g
 
     def refine(self) -> bool:
-        """Go over to central differences; False where there is nothing finer."""
+        """Switch to central differences; return False if there is nothing finer."""
         if not self.refinable:
             return False
         self.jac, self.refinable = CENTRAL, False
         return True
 
     def next_sample(self) -> None:
-        """``rng`` starts anew from another seed; until then every evaluation sees the same random numbers."""
+        """Start ``rng`` from another seed; until the next call every evaluation sees the same random numbers."""
         self.sample += 1
         self._last = None
 
@@ -142,7 +140,7 @@ class Objective:
         return {"rng": torch.Generator(self.start.device).manual_seed(seed)}
 
     def _evaluate(self, x: Tensor) -> tuple[float, Any]:
-        """The value and what the gradient needs besides: the last one is remembered."""
+        """Value, and what the gradient needs besides; the last evaluation is cached."""
         if self._last is not None and self._last[0] is x:
             return self._last[1], self._last[2]
         self._last = None
@@ -164,7 +162,7 @@ class Objective:
         return f, rest
 
     def graph(self, theta: Tensor) -> Tensor:
-        """The value at ``theta``, of the shape of ``x0``, with its graph."""
+        """Value at ``theta``, which has the shape of ``x0``, with its autograd graph."""
         found = self.fun(theta, *self.args, **self._rng(0))
         self._check_graph(found)
         _scalar(found.detach())
@@ -211,7 +209,7 @@ class Objective:
         return torch.tensor(g, dtype=x.dtype, device=x.device)
 
     def _beside(self, x: Tensor, i: int, xi: float) -> tuple[float, float]:
-        """The value where coordinate ``i`` is ``xi``, and what rounding made of that."""
+        """Value with ``xi`` as coordinate ``i``, and ``xi`` after rounding."""
         other = x.clone()
         other[i] = xi
         self.nfev += 1
@@ -250,7 +248,7 @@ def _scalar(found: Any) -> float:
 
 
 def _takes_rng(f: Any, taken: int) -> bool:
-    """Whether a function has a parameter ``rng`` that is not among the first ones, which are given anyway."""
+    """Whether a function has a parameter ``rng`` after the first ``taken`` ones, which are passed by position."""
     if not callable(f):
         return False
     try:

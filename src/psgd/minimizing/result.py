@@ -1,10 +1,10 @@
-"""What a minimisation found, and why it stopped."""
+"""Result of a minimisation, and the reasons why it may stop."""
 
 from __future__ import annotations
 
 from typing import Any
 
-#: why a minimisation stopped: status, whether that is success, message
+#: reasons why a minimisation stopped: status, whether that is success, message
 GRADIENT = (0, True, "Converged: the gradient is at most gtol.")
 VALUE = (1, True, "Converged: the function no longer decreases by more than ftol.")
 STEP = (2, True, "Converged: the last step was at most xtol.")
@@ -22,19 +22,19 @@ CALLBACK = (99, False, "`callback` raised `StopIteration`.")
 
 
 class OptimizeResult(dict[str, Any]):
-    """The result of ``minimize``: a dict whose items are attributes too, with the names that SciPy has for them.
+    """Result of ``minimize``: a dict whose items are attributes too, with SciPy's names.
 
     Attributes:
         x: the solution, of the kind, shape and dtype of ``x0``
-        fun: the function there
+        fun: value of the function there
         jac: its gradient there, of the shape of ``x``
-        nit: iterations
-        nfev: evaluations of the function
-        njev: evaluations of the gradient
-        nhev: Hessian-vector products, asked for by ``probe``
+        nit: number of iterations
+        nfev: number of evaluations of the function
+        njev: number of evaluations of the gradient
+        nhev: number of Hessian-vector products of ``probe``
         success: whether it converged
-        status: a number for the reason of stopping, see the page about ``minimize``
-        message: the same in words
+        status: a number for the reason why it stopped, see the page about ``minimize``
+        message: the reason in words
 
     >>> r = OptimizeResult(x=1.0, success=True)
     >>> r.x == r["x"], dir(r)
@@ -59,7 +59,7 @@ class OptimizeResult(dict[str, Any]):
         return sorted(self)
 
     def copy(self) -> OptimizeResult:
-        """Another one with the same items."""
+        """Copy with the same items."""
         return OptimizeResult(self)
 
     def __repr__(self) -> str:
@@ -75,7 +75,7 @@ class OptimizeResult(dict[str, Any]):
 
 
 def _brief(array: Any, most: int = 6) -> str:
-    """An array in one line, with dots in the middle of a long one."""
+    """Array in one line, with dots in the middle of a long one."""
     flat = [f"{float(v):.4g}" for v in array.reshape(-1)[:most]]
     if array.ndim == 0:
         return repr(array)

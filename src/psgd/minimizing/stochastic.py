@@ -16,12 +16,12 @@ from . import result
 from .descent import Limits, Reason, State, Watch
 from .objective import Objective
 
-#: decay of the averages of values and gradients that tell how far it is
+#: decay of the averages of values and gradients
 SMOOTH = 0.99
 
 
 def default_probe(objective: Objective) -> Probe:
-    """What measures a pair on one sample: autograd, or two gradients with the same ``rng``; else none is measured."""
+    """Probe for pairs on one sample: by autograd, or by two gradients with the same ``rng``; else ``Whitening``."""
     if objective.exact:
         return HessianVector()
     return FiniteDifference() if any(objective.takes_rng) else Whitening()
@@ -38,10 +38,10 @@ def wander(
     seed: int,
     watch: Watch,
 ) -> tuple[State, Reason]:
-    """``maxiter`` steps: at ``lr`` for the first half, then ever smaller ones down to none.
+    """Take ``maxiter`` steps: with learning rate ``lr`` for the first half, then with ever smaller ones down to zero.
 
     The result is the mean over the last quarter. A step moves ``x`` by at most ``lr · max(1, ‖x0‖)``. Values and
-    gradients are told as averages with decay 0.99, and the average of the gradient is what ``gtol`` is compared with.
+    gradients are reported as averages with decay 0.99, and the average of the gradient is compared with ``gtol``.
     """
     if probe.calls_twice and not any(objective.takes_rng):
         raise ValueError(
@@ -87,7 +87,7 @@ def wander(
         optimizer.param_groups[0]["lr"] = rate * min(1.0, 2 * (1 - done))
         objective.next_sample()
         f = float(optimizer.step(loss))
-        g = loss.gradient if theta.grad is None else theta.grad.reshape(-1)  # FiniteDifference asks for two
+        g = loss.gradient if theta.grad is None else theta.grad.reshape(-1)  # FiniteDifference evaluates two
         if now.nit == 0 and not (math.isfinite(f) and bool(torch.isfinite(g).all())):
             raise ValueError(f"x0: fun is {f} there, or its gradient not finite; minimize wants another start")
         if f == -math.inf:
@@ -118,7 +118,7 @@ def wander(
 
 
 class _Closure:
-    """What ``PSGD.step`` calls: a graph for ``HessianVector``, else gradients in ``.grad``."""
+    """Closure for ``PSGD.step``: returns a graph for ``HessianVector``, else writes gradients to ``.grad``."""
 
     def __init__(self, objective: Objective, theta: Tensor, graph: bool) -> None:
         self.objective, self.theta, self.graph = objective, theta, graph
@@ -130,7 +130,7 @@ class _Closure:
             objective.nfev += 1
             objective.njev += 1
             objective.nhev += 1
-            loss = objective.graph(self.theta.clone())  # what fun does to x in place is not to move it
+            loss = objective.graph(self.theta.clone())  # fun may change x in place, which must not move it
             (g,) = torch.autograd.grad(loss, self.theta, retain_graph=True)
             self.gradient = g.detach().reshape(-1)
             return loss

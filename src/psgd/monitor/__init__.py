@@ -1,7 +1,7 @@
-"""A look inside training: loss, steps of ``Q``, its condition, how well it fits, and steps of the parameters.
+"""Monitoring of training: loss, steps of ``Q``, its condition, how well it fits, and steps of the parameters.
 
-``Monitor`` records them at every so many steps, in a CSV file, for TensorBoard, or by a function of yours. ``psgd
-watch`` shows such a file while it grows, and ``psgd report`` has its curves. ``snapshot`` looks once.
+``Monitor`` records them every ``every`` steps, in a CSV file, for TensorBoard, or by a function of the user. ``psgd
+watch`` shows such a file while it grows, and ``psgd report`` shows its curves. ``snapshot`` measures once.
 """
 
 from .files import TensorBoard

@@ -1,4 +1,4 @@
-"""Where records go: a CSV file, or TensorBoard."""
+"""Destinations of records: a CSV file, or TensorBoard."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 
 from .record import FIRST, Named, Record, columns, fingerprint
 
-#: bytes of a line that can be one of ours: what has none is not read to its end
+#: longest line in bytes that a monitor writes: a file with a longer first line is not read to its end
 LONGEST = 2**26
 
 
 class CSVFile:
-    """A file with a header and a line for each record, which grows by whole lines.
+    """File with a header and a line for each record, which grows by whole lines.
 
     It is opened for every record and closed again, so that others see the line at once, on network file systems too.
 
     Args:
-        path: the file; folders that are missing are made
-        blocks: whose numbers will be written
+        path: the file; missing folders are made
+        blocks: blocks whose numbers will be written
         groups: number of param groups
-        overwrite: start anew where there is one already, instead of adding to it
+        overwrite: replace a file that exists already, instead of appending to it
     """
 
     def __init__(self, path: str | os.PathLike[str], blocks: Iterable[Named], groups: int, overwrite: bool) -> None:
@@ -35,7 +35,7 @@ class CSVFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if overwrite:
             self.path.write_bytes(b"")
-        with open(self.path, "a+b") as file:  # that it can be written to is found now, and not after a while
+        with open(self.path, "a+b") as file:  # an error comes now, and not at the first record
             file.seek(0)
             header = file.readline(LONGEST)
             if header:
@@ -65,12 +65,12 @@ class CSVFile:
                 while rest:
                     rest = rest[file.write(rest) :]
             except OSError:
-                os.truncate(self.path, start)  # half a line would spoil the next one
+                os.truncate(self.path, start)  # half a line would make the next one unreadable
                 raise
 
 
 class TensorBoard:
-    """Writes records for TensorBoard, under the names that the columns of a CSV have.
+    """Writer of records for TensorBoard, with the names of the columns of a CSV as tags.
 
     Args:
         to: a folder for event files, or a ``torch.utils.tensorboard.SummaryWriter``
@@ -100,13 +100,13 @@ class TensorBoard:
         self.writer.flush()
 
     def close(self) -> None:
-        """Close the event file; a writer that was given stays open."""
+        """Close the event file; a writer of the user stays open."""
         if self._own:
             self.writer.close()
 
 
 def _cut(file: Any) -> None:
-    """Take away a line that was not finished, as a machine that went down leaves it."""
+    """Remove an unfinished last line, which a crash may leave."""
     end = file.seek(0, os.SEEK_END)
     size = 0
     while size < end:

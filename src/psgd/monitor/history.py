@@ -1,4 +1,4 @@
-"""Reads what a monitor wrote, also while it is being written."""
+"""Reader of a monitor's file, also while it is being written."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class HistoryError(Exception):
 
 @dataclass(frozen=True)
 class Curves:
-    """A number of all blocks over the steps where it was measured: its median, and the largest with its block."""
+    """Median and maximum over the blocks of a number, over the steps where it was measured."""
 
     steps: list[float]
     median: list[float]
     largest: list[float]
-    #: who has the largest at the last step
+    #: block that has the maximum at the last step
     worst: str
 
 
 class History:
-    """The records of a file; ``poll`` takes in what was added to it meanwhile.
+    """Records of a file; ``poll`` reads those that were added meanwhile.
 
     Steps that were taken again, as after a crash, replace those from before.
 
@@ -44,18 +44,18 @@ class History:
     def _start_over(self) -> None:
         self._offset = 0
         self._line = 0
-        #: for each column a number for each record, not a number where there is none
+        #: numbers of each column, one for each record; NaN if a record has none
         self.columns: dict[str, array[float]] = {}
         self._names: list[str] = []
         self._inode = -1
-        #: its first two lines, or as much of them as there is
+        #: first two lines of the file, or as much of them as there is
         self._first = b""
 
     def __len__(self) -> int:
         return len(self.columns.get("step", ()))
 
     def poll(self) -> bool:
-        """Read on, and say whether there was anything new; a line that is not finished is left for the next time."""
+        """Read further, and return whether there was anything new; an unfinished line is left for the next call."""
         try:
             with open(self.path, "rb") as file:
                 status = os.fstat(file.fileno())
@@ -108,17 +108,17 @@ class History:
             column.append(values[name])
 
     def curve(self, column: str) -> tuple[list[float], list[float]]:
-        """Steps and values of a column, where it has one."""
+        """Steps at which a column has a value, and the values."""
         known = self.columns.get(column, array("d"))
         pairs = [(s, v) for s, v in zip(self.columns.get("step", ()), known, strict=False) if not math.isnan(v)]
         return [s for s, _ in pairs], [v for _, v in pairs]
 
     def blocks(self) -> list[str]:
-        """The names of the blocks."""
+        """Names of the blocks."""
         return [name.partition("/")[2] for name in self._names if name.startswith("residual/")]
 
     def over_blocks(self, metric: str, having: str = "") -> Curves:
-        """A number of the blocks whose names contain a text."""
+        """Curves of a metric of the blocks whose names contain a text."""
         start = f"{metric}/"
         names = {column: column.removeprefix(start) for column in self.columns if column.startswith(start)}
         mine = {name: self.columns[column] for column, name in names.items() if having in name}

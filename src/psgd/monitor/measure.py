@@ -1,4 +1,4 @@
-"""Takes the numbers of a step: copies what the step will change, looks again afterwards, fetches all at once."""
+"""Measurements of a step: copies what the step will change, compares afterwards, and fetches all numbers at once."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ..optimizer import PSGD
 from ..probes import Evaluation
 from ..probes.noise import Noise
 
-#: for each stack, a number for each of its blocks; of condition, for each factor and block
+#: for each stack a tensor with a number for each block; for the condition, for each factor and block
 Numbers = list[Tensor]
-#: all of them that were taken
+#: numbers by the name of the metric
 OfBlocks = dict[str, Numbers]
 
 
 class Fit:
-    """How ``Q`` is fitted in one step: how far it was from fitted before, and how far it moved.
+    """Measurement of the fit of ``Q`` in one step: its residual before, and how far it moved.
 
     Args:
-        optimizer: in the middle of a step, when nothing has moved yet
-        step: its number
-        evaluation: what its probe found
+        optimizer: the optimizer during a step, when nothing has moved yet
+        step: number of the step
+        evaluation: result of its probe
         grads: whole gradients
     """
 
@@ -42,11 +42,11 @@ class Fit:
         self.stacks = optimizer.stacks
         self.before = [_copy(stack.group) for stack in self.stacks]
         self.of_average = optimizer.probe.of_average
-        # The average is not yet what will be whitened.
+        # The average that will be whitened does not yet contain this gradient.
         self.residual = [] if self.of_average else [self._residual(stack, evaluation, grads) for stack in self.stacks]
 
     def finish(self) -> OfBlocks:
-        """After the step."""
+        """Numbers of the blocks, after the step."""
         if self.of_average:
             pairs = zip(self.stacks, self.before, strict=True)
             self.residual = [whitening_residual(self.optimizer, stack, Q, self.step) for stack, Q in pairs]
@@ -64,7 +64,7 @@ class Fit:
 
 
 class Move:
-    """How far parameters move in one step."""
+    """Measurement of how far parameters move in one step."""
 
     def __init__(self, optimizer: PSGD) -> None:
         self.stacks = optimizer.stacks
@@ -73,7 +73,7 @@ class Move:
         self.before = {i: as_real(local(self.params[i].detach())).clone() for i in positions}
 
     def finish(self) -> Numbers:
-        """After the step: the root mean square for each block; of divided parameters, of what is here."""
+        """Root mean square of the step of each block, after the step; for divided parameters of this rank's part."""
         return [torch.stack([self._rms(block.params) for block in stack.blocks]) for stack in self.stacks]
 
     def _rms(self, positions: Sequence[int]) -> Tensor:
@@ -89,7 +89,7 @@ class Move:
 
 
 def whitening_residual(optimizer: PSGD, stack: Stack, Q: Group, step: int) -> Tensor:
-    """From the averages in the state: nothing is known where there are none."""
+    """Residual of whitening the averages in the state; NaN if there are none."""
     if not (optimizer.probe.whitens and stack.average):
         return torch.full((len(stack.blocks),), torch.nan, device=stack.device)
     mean, weight = stack.average["momentum"], stack.average["momentum_weight"]
@@ -98,7 +98,7 @@ def whitening_residual(optimizer: PSGD, stack: Stack, Q: Group, step: int) -> Te
 
 
 def residual_of_whitening(optimizer: PSGD, stack: Stack, Q: Group, g: Tensor, step: int) -> Tensor:
-    """The misfit of the pair ``(v, g)``; in inverse-free coordinates, as the update there, with ``E‖v‖²`` for ``v``."""
+    """Misfit of the pair ``(v, g)``; in inverse-free coordinates with ``E‖v‖²`` for ``v``, as in the update there."""
     if Q.whitens and optimizer.criterion in IN_EXPECTATION:
         numel = stack.blocks[0].numel
         found = (2 * log_length(Q.a(g.to(stack.like.dtype))) - math.log(numel)).abs()
@@ -109,7 +109,7 @@ def residual_of_whitening(optimizer: PSGD, stack: Stack, Q: Group, g: Tensor, st
 
 
 def _misfit(optimizer: PSGD, stack: Stack, Q: Group, dtheta: Tensor, dgrad: Tensor) -> Tensor:
-    """Of the pair as the criterion sees it: with the sign of a loss that is maximised, and damped."""
+    """Misfit of a pair as the criterion sees it: with the sign of a loss that is maximised, and damped."""
     group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     params = optimizer.parameters()
     if any(group["maximize"] for group in optimizer.param_groups):
@@ -121,12 +121,12 @@ def _misfit(optimizer: PSGD, stack: Stack, Q: Group, dtheta: Tensor, dgrad: Tens
 
 
 def conditions(optimizer: PSGD) -> Numbers:
-    """For each stack, of each factor and block."""
+    """Condition of each factor and block, for each stack."""
     return [torch.stack([condition(factor) for factor in stack.group.factors]) for stack in optimizer.stacks]
 
 
 def skipped(optimizer: PSGD) -> Tensor:
-    """Steps skipped so far; every device has counted all of them."""
+    """Number of steps skipped so far; every device counts all of them."""
     count: Tensor = optimizer.state[optimizer.parameters()[0]]["skipped"]
     return count.clone()
 
@@ -142,7 +142,7 @@ def fetch(values: Sequence[Any]) -> list[list[float]]:
         by_device[v.device].append(k)
     lists: list[list[float]] = [[] for _ in flat]
     for device, mine in by_device.items():
-        dtype = torch.float32 if device.type == "mps" else torch.float64  # which has no float64
+        dtype = torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
         fetched = iter(torch.cat([flat[k].to(dtype) for k in mine]).tolist())
         for k in mine:
             lists[k] = [next(fetched) for _ in range(flat[k].numel())]

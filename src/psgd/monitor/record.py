@@ -1,4 +1,4 @@
-"""What is recorded of one step, and the names of its numbers: a CSV has them as columns, TensorBoard as tags."""
+"""Record of one step, and the names of its numbers, which are columns of a CSV and tags of TensorBoard."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import nn
 
 from ..optimizer import PSGD
 
-#: numbers of a block: how far ``Q`` moved, how ill-conditioned it is, how far it is from fitted, how far the parameters
-#: moved; with what is said of them
+#: numbers of a block with their descriptions: how far ``Q`` moved, its condition, how far it is from fitted, and how
+#: far the parameters moved
 METRICS: Mapping[str, str] = {
     "residual": "fit residual",
     "q_step": "step of Q",
@@ -22,18 +22,18 @@ METRICS: Mapping[str, str] = {
 }
 #: numbers of the spectrum of ``PH``
 SPECTRUM = ("ph_q10", "ph_q50", "ph_q90", "ph_max", "ph_negative")
-#: with these columns every file begins
+#: first columns of every file
 FIRST = ("step", "time", "model", "loss", "skipped")
 
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """Numbers of one block of parameters; None where a number was not measured."""
+    """Numbers of one block of parameters; None if a number was not measured."""
 
     name: str
-    #: the relative size of the last update of ``Q``
+    #: relative size of the last update of ``Q``
     q_step: float | None
-    #: of each factor of ``Q``
+    #: condition of each factor of ``Q``
     condition: tuple[float, ...]
     #: see ``psgd.criteria.misfit``
     residual: float | None
@@ -43,23 +43,23 @@ class BlockRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """Numbers of one step; None where a number was not measured."""
+    """Numbers of one step; None if a number was not measured."""
 
-    #: steps that were taken before
+    #: number of steps that were taken before
     step: int
-    #: in seconds, as ``time.time()``
+    #: time in seconds, as ``time.time()``
     time: float
     loss: float | None
-    #: steps that were skipped so far, as loss or gradients were not finite
+    #: number of steps that were skipped so far because loss or gradients were not finite
     skipped: int
-    #: of each param group
+    #: learning rate of each param group
     lr: tuple[float, ...]
     blocks: tuple[BlockRecord, ...]
-    #: of the absolute eigenvalues of ``PH``, see ``Monitor.spectrum``; empty where that was not asked for
+    #: quantiles of the absolute eigenvalues of ``PH``, see ``Monitor.spectrum``; empty if it was not called
     spectrum: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, float | None]:
-        """All numbers, by the names of the columns: ``{"step": 50, "loss": 0.3, "q_step/0.weight": 0.01, …}``."""
+        """All numbers by the names of the columns: ``{"step": 50, "loss": 0.3, "q_step/0.weight": 0.01, …}``."""
         row: dict[str, float | None] = {"step": self.step, "time": self.time, "loss": self.loss}
         row |= {"skipped": self.skipped, **dict(zip(_numbered("lr", len(self.lr)), self.lr, strict=True))}
         row |= {name: self.spectrum.get(name) for name in SPECTRUM}
@@ -70,8 +70,9 @@ class Record:
         return row
 
     def summary(self) -> dict[str, float]:
-        """A few numbers for a log: what was measured of loss, skipped steps, step size and spectrum, and for each
-        number of the blocks its median and the largest, as ``q_step`` and ``q_step_max``.
+        """A few numbers for a log: loss, skipped steps, learning rate and spectrum, as far as they were measured.
+
+        For each number of the blocks it has the median and the maximum, as ``q_step`` and ``q_step_max``.
         """
         found = {"loss": self.loss, "skipped": self.skipped, "lr": max(self.lr, default=None), **self.spectrum}
         for metric in METRICS:
@@ -88,17 +89,17 @@ class Record:
 
 @dataclass(frozen=True)
 class Named:
-    """A block with its name, as the columns have it."""
+    """Block with its name in the columns."""
 
     name: str
     params: tuple[int, ...]
-    #: shape of the block and what its ``Q`` is
+    #: shape of the block and description of its ``Q``
     about: str
     factors: int
 
 
 def named_blocks(optimizer: PSGD, model: nn.Module | None = None) -> list[Named]:
-    """The blocks of this rank in the order of their parameters, with names of the model's parameters where known."""
+    """Blocks of this rank in the order of their parameters, with names of the model's parameters if known."""
     names = param_names(optimizer, model)
     blocks = []
     for stack in optimizer.stacks:
@@ -111,7 +112,7 @@ def named_blocks(optimizer: PSGD, model: nn.Module | None = None) -> list[Named]
 
 
 def param_names(optimizer: PSGD, model: nn.Module | None) -> list[str]:
-    """A name for each parameter: that in the model, else that given to the optimizer, else its position."""
+    """Name of each parameter: that in the model, else that given to the optimizer, else its position."""
     of_model = {} if model is None else {id(p): name for name, p in model.named_parameters()}
     names: list[str] = []
     for group in optimizer.param_groups:
@@ -120,14 +121,14 @@ def param_names(optimizer: PSGD, model: nn.Module | None) -> list[str]:
             names.append(of_model.get(id(p)) or name or f"param{len(names)}")
     seen: set[str] = set()
     for i, name in enumerate(names):
-        if name in seen:  # nothing keeps users from giving one name twice
+        if name in seen:  # users may give one name twice
             names[i] = f"{name}.param{i}"
         seen.add(names[i])
     return names
 
 
 def columns(blocks: Iterable[Named], groups: int) -> list[str]:
-    """The header of a file."""
+    """Columns of a file."""
     blocks = list(blocks)
     of_blocks = [
         column
@@ -139,7 +140,7 @@ def columns(blocks: Iterable[Named], groups: int) -> list[str]:
 
 
 def fingerprint(blocks: Iterable[Named]) -> str:
-    """Eight letters that differ where blocks have other names, shapes or structures."""
+    """Eight letters that differ if blocks have other names, shapes or structures."""
     return f"{zlib.crc32(repr([(b.name, b.params, b.about) for b in blocks]).encode()):08x}"
 
 

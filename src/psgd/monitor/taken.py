@@ -1,4 +1,4 @@
-"""Numbers of a step that are still where they were computed, until someone waits for them."""
+"""Numbers of a step that are still on their device, until the host waits for them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .record import BlockRecord, Named, Record
 
 
 class Taken:
-    """All that will be a record, but for the loss, which may be told later.
+    """Numbers of a future record, except for the loss, which may be given later.
 
     Args:
-        optimizer: after the step
-        step: its number
+        optimizer: the optimizer after the step
+        step: number of the step
         found: numbers of the blocks
-        spectrum: of ``PH``, if it is known
-        loss: if it is known
+        spectrum: spectrum of ``PH``, if it is known
+        loss: loss of the step, if it is known
     """
 
     def __init__(
@@ -30,11 +30,11 @@ class Taken:
         self.step, self.found, self.spectrum, self.loss = step, found, dict(spectrum or {}), loss
         self.time = time.time()
         rates = [group["lr"] for group in optimizer.param_groups]
-        #: a scheduler may change them, in place, before the loss is told
+        #: copies of the learning rates: a scheduler may change them, in place, before the loss is given
         self.rates = [rate.detach().clone() if isinstance(rate, Tensor) else rate for rate in rates]
         self.skipped = skipped(optimizer)
         stacks = optimizer.stacks
-        #: the stack of a block, its row there, and how many rows there are
+        #: stack of each block, its row there, and the number of rows
         self.places = {
             block.params: (k, row, len(stack.blocks))
             for k, stack in enumerate(stacks)
@@ -42,11 +42,11 @@ class Taken:
         }
 
     def fits(self, blocks: Sequence[Named]) -> bool:
-        """Whether these are the blocks that the numbers are of."""
+        """Whether the numbers belong to these blocks."""
         return set(self.places) == {block.params for block in blocks}
 
     def record(self, blocks: Sequence[Named]) -> Record:
-        """Fetch all numbers: here the host waits for the device, once."""
+        """Fetch all numbers; the host waits for the device here, once."""
         keys = [(metric, k) for metric, numbers in self.found.items() for k in range(len(numbers))]
         losses = [] if self.loss is None else [self.loss]
         common = [self.skipped, *self.rates, *losses]

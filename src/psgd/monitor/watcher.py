@@ -1,4 +1,4 @@
-"""The monitor: decides which steps are looked at, and puts their records together."""
+"""The monitor: decides which steps are measured, and makes their records."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ from .taken import Taken
 
 
 class Monitor:
-    """Records what happens inside of training at every so many steps: in a CSV file, or wherever you want.
+    """Recorder of what happens inside training, every ``every`` steps: in a CSV file, or wherever you want.
 
-    Recorded are loss, skipped steps and step size, and for each block how far ``Q`` moved in its last update, the
+    It records loss, skipped steps and learning rate, and for each block how far ``Q`` moved in its last update, the
     condition of each of its factors, how far it is from what the criterion wants, and how far the parameters moved.
-    Steps in between cost next to nothing; nobody waits for the device there. Steps themselves stay as they are: a
-    recorded CUDA graph is replayed all the same, and parameters and state are those of a run without a monitor to the
-    bit. While a step is looked at, ``Q`` and the parameters are kept a second time.
+    Steps in between cost almost nothing, and never wait for the device. Steps themselves do not change: CUDA graphs are
+    replayed as before, and parameters and state are the same to the bit as without a monitor. While a step is measured,
+    there is a second copy of ``Q`` and of the parameters.
 
-    A file that is there already is added to, so that a run which resumes from a checkpoint goes on with it; a file of
-    another model is refused. Of steps that were written twice, ``psgd watch`` and ``psgd report`` show the later
-    ones. If the file can no longer be written, there is a warning, and training goes on without it.
+    If the file exists already, the monitor appends to it, so that a run that resumes from a checkpoint continues it; a
+    file of another model is refused. If a step was written twice, ``psgd watch`` and ``psgd report`` show the later
+    record. If the file can no longer be written, there is a warning, and training goes on without it.
 
     Args:
-        optimizer: what is watched
+        optimizer: the optimizer to watch
         to: the name of a CSV file; ``TensorBoard(…)``; a function that is called with each ``Record``; or None, for
-            ``last`` alone. Where ranks share the blocks, each writes those of its own to a file of its own:
-            ``run.csv`` becomes ``run.rank0.csv``. Where every rank has all blocks, as with ``DistributedDataParallel``
-            alone, only the first rank writes.
+            ``last`` alone. If ranks share the blocks, each writes its own blocks to its own file: ``run.csv`` becomes
+            ``run.rank0.csv``. If every rank has all blocks, as with ``DistributedDataParallel`` alone, only the first
+            rank writes.
         every: steps from one record to the next
-        model: whose names the parameters get, where the optimizer was not given ``model.named_parameters()``
-        overwrite: start the file anew
+        model: model that gives the parameters their names, if the optimizer was not given
+            ``model.named_parameters()``
+        overwrite: replace a file that exists already
 
     >>> import torch
     >>> from psgd import PSGD, Monitor, Whitening
@@ -80,7 +81,7 @@ class Monitor:
             raise TypeError(f"to={to!r}: Monitor wants a file name, TensorBoard(…), a function of a Record, or None")
         self.optimizer = optimizer
         self.every = index(every)
-        #: the last record
+        #: last record
         self.last: Record | None = None
         self._blocks = named_blocks(optimizer, model)
         if several_ranks() and not optimizer.shares_blocks and dist.get_rank() > 0:
@@ -89,14 +90,14 @@ class Monitor:
             to = CSVFile(_of_rank(to, optimizer), self._blocks, len(optimizer.param_groups), bool(overwrite))
         self._to = to
         self._closed = False
-        #: numbers of the last update of ``Q`` that was looked at, and those of a step that waits for its loss
+        #: numbers of the last measured update of ``Q``, and those of a step that waits for its loss
         self._fitted: measure.OfBlocks = {}
         self._waiting: Taken | None = None
         self._spectrum: dict[str, float] = {}
-        #: what looks at the step that is being taken
+        #: measurements of the step that is being taken
         self._fit: measure.Fit | None = None
         self._move: measure.Move | None = None
-        #: the number that the next step should have, the next one to record, and the last update of ``Q`` until then
+        #: number that the next step should have, of the next step to record, and of the last update of ``Q`` before it
         self._expected = self._next = self._fit_at = -1
         self._loss: Any = None
         optimizer.observers = (*optimizer.observers, self._observe)
@@ -104,14 +105,14 @@ class Monitor:
 
     @property
     def due(self) -> bool:
-        """Whether the next step will be recorded: the moment for ``spectrum``."""
+        """Whether the next step will be recorded, so that it is time to call ``spectrum``."""
         return int(self.optimizer.state[self.optimizer.parameters()[0]]["step"]) % self.every == 0
 
     def loss(self, value: float | Tensor) -> None:
-        """Tell the loss of the step that was just taken; not needed where ``step`` is given a closure.
+        """Set the loss of the step that was just taken; not needed if ``step`` is called with a closure.
 
-        Nothing happens unless that step is recorded, so it costs nothing to tell all of them. Nor does it where no step
-        was taken, as ``GradScaler`` leaves some out.
+        Nothing happens unless that step is recorded, so it costs nothing to call it at every step, also if no step was
+        taken, as with ``GradScaler``.
         """
         if self._closed:
             raise ValueError("Monitor: it is closed, so nothing can be recorded")
@@ -121,17 +122,17 @@ class Monitor:
 
     @property
     def waiting(self) -> bool:
-        """Whether the step that was just taken is to be recorded, and nobody has told its loss yet."""
+        """Whether the step that was just taken is to be recorded and has no loss yet."""
         return self._waiting is not None
 
     def flush(self) -> None:
-        """Record a step that waits for its loss without one; else it is recorded when the next step begins."""
+        """Record a step that waits for its loss without it; otherwise it is recorded when the next step begins."""
         self._write()
 
     def spectrum(self, closure: Callable[[], Tensor], *, probes: int = 4, iterations: int = 32) -> diagnostics.Spectrum:
-        """Find the spectrum of ``PH``, see ``diagnostics.model_spectrum``; it becomes part of the next record.
+        """Compute the spectrum of ``PH``, see ``diagnostics.model_spectrum``; it becomes part of the next record.
 
-        That takes ``probes · iterations`` Hessian-vector products, so ask for it where ``due`` is true, or less often.
+        It costs ``probes · iterations`` Hessian-vector products, so call it if ``due`` is true, or less often.
         """
         found = diagnostics.model_spectrum(self.optimizer, closure, probes=probes, iterations=iterations)
         self._spectrum = {f"ph_q{share}": found.quantile(share / 100) for share in (10, 50, 90)}
@@ -139,7 +140,7 @@ class Monitor:
         return found
 
     def close(self) -> None:
-        """Write what is waiting, and let go of the optimizer."""
+        """Write a step that waits for its loss, and stop watching the optimizer."""
         if self._closed:
             return
         self._closed = True
@@ -156,8 +157,8 @@ class Monitor:
         self.close()
 
     def _observe(self, step: int, evaluation: Evaluation, grads: Mapping[int, Tensor]) -> None:
-        """Called in every step, before anything moves."""
-        if self._waiting is not None:  # nobody told its loss
+        """Observe a step, before anything moves."""
+        if self._waiting is not None:  # its loss was never given
             self._write()
         if step != self._expected:  # the first one, or a checkpoint was loaded, or the last one failed
             self._plan(step)
@@ -166,7 +167,7 @@ class Monitor:
         if step not in (self._next, self._fit_at):
             return
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            return  # the user's own graph: what is recorded now would be done again at each replay
+            return  # the user captures a graph: measurements would become part of it
         if step == self._fit_at or self._updates(step):
             self._fit = measure.Fit(self.optimizer, step, evaluation, grads)
         if step == self._next:
@@ -177,7 +178,7 @@ class Monitor:
 
     @torch.no_grad()
     def _after(self, *_: object) -> None:
-        """Called after every step."""
+        """Finish the measurements after a step."""
         if self._fit is None and self._move is None:
             return
         fit, move, self._fit, self._move = self._fit, self._move, None, None
@@ -195,7 +196,7 @@ class Monitor:
             self._write()
 
     def _plan(self, step: int) -> None:
-        """From a step on, which one is recorded, and at which one ``Q`` is looked at for it: its last update."""
+        """Decide which step from this one on is recorded, and at which last update before it ``Q`` is measured."""
         self._next = -(-step // self.every) * self.every
         self._fit_at = next((s for s in range(self._next, step - 1, -1) if self._updates(s)), -1)
 
@@ -229,15 +230,15 @@ class Monitor:
 
 
 def snapshot(optimizer: PSGD, model: nn.Module | None = None) -> Record:
-    """What can be told of an optimizer at any time, without having watched a step.
+    """Record of what is known about an optimizer at any time, without having watched a step.
 
-    That is skipped steps, step sizes and the condition of each factor and, where averages of gradients are whitened,
-    the fit residual. Loss, the step of ``Q`` and of the parameters, and the residual of pairs belong to a step: see
-    ``Monitor``.
+    It has skipped steps, learning rates and the condition of each factor and, if averages of gradients are whitened,
+    the residual of the fit. Loss, the step of ``Q`` and of the parameters, and the residual of pairs belong to a step:
+    see ``Monitor``.
 
     Args:
         optimizer: a ``PSGD``
-        model: whose names the parameters get
+        model: model that gives the parameters their names
     """
     if not isinstance(optimizer, PSGD):
         raise TypeError(f"optimizer={optimizer!r}: snapshot wants a PSGD")
@@ -252,9 +253,9 @@ def snapshot(optimizer: PSGD, model: nn.Module | None = None) -> Record:
 
 def _number(value: Any) -> float | Tensor:
     if isinstance(value, Tensor) and value.numel() == 1:
-        return value  # nobody waits for it here
+        return value  # the host does not wait for it here
     try:
-        if not isinstance(value, str):  # which float would read
+        if not isinstance(value, str):  # float would parse it
             return float(value)
     except (TypeError, ValueError, OverflowError):
         pass
@@ -262,7 +263,7 @@ def _number(value: Any) -> float | Tensor:
 
 
 def _of_rank(path: str | os.PathLike[str], optimizer: PSGD) -> str:
-    """The file of this rank."""
+    """Name of the file of this rank."""
     root, extension = os.path.splitext(os.fspath(path))
     shared = several_ranks() and optimizer.shares_blocks
     return f"{root}.rank{dist.get_rank()}{extension}" if shared else os.fspath(path)

@@ -1,4 +1,4 @@
-"""Primitives: a torch reference of each and, where it pays, a Triton twin."""
+"""Primitives: each has a reference in torch and, if it pays, a kernel in Triton."""
 
 from .distributed import part_of
 from .real import as_real

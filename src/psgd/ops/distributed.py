@@ -10,22 +10,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-#: where divided tensors are defined; who has never imported it has none, and importing it takes a second
+#: module that defines divided tensors; a program that never imported it has none, and importing it costs a second
 _DTENSOR = "torch.distributed.tensor"
 
 
 def is_dtensor(t: Tensor) -> bool:
-    """Whether it is a ``DTensor``, of which a rank may hold only a part."""
+    """Whether ``t`` is a ``DTensor``, of which a rank may hold only a part."""
     return _DTENSOR in sys.modules and isinstance(t, sys.modules[_DTENSOR].DTensor)
 
 
 def local(t: Tensor) -> Tensor:
-    """The part of it that is here."""
+    """Part of a tensor that this rank holds."""
     return t.to_local() if is_dtensor(t) else t  # type: ignore[attr-defined]
 
 
 def part_of(whole: Tensor, like: Tensor) -> Tensor:
-    """The part of a whole tensor that belongs here, if it is divided as ``like``; nothing is sent."""
+    """Part of a whole tensor that belongs to this rank if it is divided as ``like`` is; nothing is sent."""
     if not is_dtensor(like):
         return whole
     from torch.distributed.tensor import distribute_tensor
@@ -34,7 +34,7 @@ def part_of(whole: Tensor, like: Tensor) -> Tensor:
 
 
 def aligned(grad: Tensor, like: Tensor) -> Tensor:
-    """A gradient divided as its parameter is: others come from some layers of tensor parallelism. All ranks ask."""
+    """Gradient divided as its parameter is: some layers of tensor parallelism give others. All ranks must call it."""
     if not is_dtensor(like):
         return grad
     if not is_dtensor(grad):

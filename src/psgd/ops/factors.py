@@ -1,6 +1,6 @@
 """Passes over all factors, for which torch has no kernel that runs at the speed of memory.
 
-Where Triton is there; everywhere else the same in torch's own operations.
+They are kernels if Triton is installed, and operations of torch with the same result otherwise.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from torch import Tensor
 
 from .triton import jit, multiple, ready, tl, trial, triton, wide
 
-#: elements that one program handles
+#: number of elements that one program handles
 CHUNK = 4096
-#: rows of the square that one program handles where matrices are transposed
+#: rows of the square tile that one program handles when matrices are transposed
 TILE = 64
-#: positions within a block are 32-bit numbers
+#: largest number of elements of a block: positions within it are 32-bit numbers
 MOST = 2**31 - CHUNK
 
 
 def _aligned(*sizes_and_tensors: int | Tensor) -> bool:
-    """Whether 16 bytes can be read at once: all sizes are whole multiples of 16, and all tensors begin at one."""
+    """Whether 16 bytes can be read at once: all sizes and the addresses of all tensors are multiples of 16."""
     return all((x.data_ptr() if isinstance(x, Tensor) else x) % 16 == 0 for x in sizes_and_tensors)
 
 
@@ -30,8 +30,8 @@ def scaled(v: Tensor, scale: Tensor, out: Tensor) -> Tensor:
 
     Args:
         v: array ``(B, *dims)``
-        scale: ``B`` numbers, or as many along one axis, with as many axes as ``v``
-        out: contiguous, of any dtype
+        scale: one number for each block, or a vector along one axis; it has as many axes as ``v``
+        out: where the result is written: contiguous, of any dtype
     """
     if not (ready(v.device, "scaled") and v.is_contiguous() and scale.is_contiguous() and v[0].numel() < MOST):
         return torch.mul(v, scale, out=out)
@@ -41,7 +41,7 @@ def scaled(v: Tensor, scale: Tensor, out: Tensor) -> Tensor:
 
 
 def _launch_scaled(v: Tensor, scale: Tensor, out: Tensor) -> None:
-    """A block is seen as a matrix that has either its rows or its columns scaled."""
+    """Launch the kernel, which sees a block as a matrix whose rows or columns are scaled."""
     n, after = broadcast(scale, v)
     by_row = after > 1 or n == 1
     columns = after if by_row else n
@@ -102,7 +102,7 @@ def _scaled(  # type: ignore[no-untyped-def]
 
 
 def broadcast(scale: Tensor, v: Tensor) -> tuple[int, int]:
-    """How a position ``i`` in a block finds its scale: at ``(i // after) % n``."""
+    """Numbers ``(n, after)`` with which position ``i`` of a block finds its scale, at ``(i // after) % n``."""
     axes = [axis for axis in range(1, v.ndim) if scale.shape[axis] > 1]
     assert len(axes) <= 1
     assert len(scale) == len(v)
@@ -112,7 +112,7 @@ def broadcast(scale: Tensor, v: Tensor) -> tuple[int, int]:
 
 
 def descend_(Q: Tensor, change: Tensor, step: Tensor) -> None:
-    """``Q ← Q − step · change`` for a stack; where the step is zero, ``Q`` keeps its bits, whatever the change is.
+    """``Q ← Q − step · change`` for a stack; if its step is zero, a ``Q`` keeps its bits, whatever the change is.
 
     The change may be overwritten.
     """
@@ -177,7 +177,10 @@ def _try_asymmetry(device: torch.device, dtype: torch.dtype, low: torch.dtype) -
 def _asymmetry(  # type: ignore[no-untyped-def]
     Q, R, n, tiles, aligned: tl.constexpr, compute: tl.constexpr, tile: tl.constexpr
 ):
-    """A program has one tile above the diagonal, and its mirror image: each is read and written once, row by row."""
+    """Kernel in which a program has one tile above the diagonal and its mirror image.
+
+    Each is read and written once, row by row.
+    """
     n = multiple(n, aligned)
     row, column = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     if row <= column:

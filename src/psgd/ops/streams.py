@@ -11,27 +11,27 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-#: how many kernels of a recording may run beside each other
+#: number of branches of a recording whose kernels may run at the same time
 BRANCHES = 4
-#: numbers of a task that fills the device
+#: number of elements from which on a task fills the device
 LARGE_TASK = 2**22
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:
-    """To a device, without making the host wait."""
+    """Copy of ``values`` on a device, made without the host waiting for it."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
-def at_once(tasks: Sequence[Callable[[], T]], sizes: Sequence[int], device: torch.device) -> list[T]:
-    """The results of tasks that have nothing to do with each other: branches of a graph, where one is recorded.
+def at_once(tasks: Sequence[Callable[[], T]], sizes: Sequence[Tensor], device: torch.device) -> list[T]:
+    """Results of independent tasks, which become branches of the graph if one is being captured.
 
-    There small kernels run beside large ones. Everywhere else one task follows the other, and large ones always do:
-    each fills the device, and can have the memory of the last.
+    In a graph small kernels then run beside large ones. Otherwise one task follows the other, and large tasks always
+    do: each fills the device, and can use the memory of the one before.
 
     Args:
-        tasks: whatever they read must be kept by them until all of them are done
-        sizes: how many numbers each has to do with
-        device: where
+        tasks: functions without arguments; each must keep what it reads until all of them are done
+        sizes: for each task a tensor as large as what it works on
+        device: device that they run on
     """
     if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
         return [task() for task in tasks]
@@ -41,7 +41,7 @@ def at_once(tasks: Sequence[Callable[[], T]], sizes: Sequence[int], device: torc
         side.wait_stream(here)
     results = []
     for k, (task, size) in enumerate(zip(tasks, sizes, strict=True)):
-        with torch.cuda.stream(here if size >= LARGE_TASK else sides[k % len(sides)]):
+        with torch.cuda.stream(here if size.numel() >= LARGE_TASK else sides[k % len(sides)]):
             results.append(task())
     for side in sides:
         here.wait_stream(side)

@@ -1,4 +1,4 @@
-"""Parameters of many shapes, wherever they lie in memory: one kernel goes through all of them, at its speed."""
+"""Parameters of many shapes, wherever they lie in memory: one kernel goes through all of them at memory speed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .triton import DTYPES, jit, multiple, tl, trial, wide
 
 
 class Addresses:
-    """Device array of tensor addresses that a recorded graph reads; the array itself stays at its place."""
+    """Device array of tensor addresses that a recorded graph reads; the array itself stays at one address."""
 
     def __init__(self, count: int, device: torch.device) -> None:
         self.place = torch.zeros(count, dtype=torch.int64, device=device)
         self._last: list[int] = []
-        #: whether 16 bytes can be read at once at all of them
+        #: whether 16 bytes can be read at once at all addresses
         self.aligned = False
 
     def point(self, addresses: list[int]) -> None:
@@ -31,22 +31,23 @@ class Addresses:
 
 
 class TensorTable:
-    """Where the parameters lie, and their directions in one buffer.
+    """Addresses of the parameters, and the positions of their directions in one buffer.
 
     Args:
-        thetas: parameters of one dtype, each contiguous
-        starts: where in the buffer the direction of each begins
-        scales: for each where its scale begins among all scales, and how it is found from there, see ``broadcast``
+        thetas: contiguous parameters of one dtype
+        starts: for each parameter the position in the buffer where its direction begins
+        scales: for each parameter the position of its first scale among all scales, and how ``broadcast`` finds the
+            others from there
     """
 
-    #: what must have been compiled
+    #: names of the kernels that must have been compiled
     kernels = ("check", "average", "subtract")
 
     def __init__(self, thetas: Sequence[Tensor], starts: Sequence[int], scales: Sequence[tuple[int, int, int]]) -> None:
         self.pointers = [theta.data_ptr() for theta in thetas]
         self.dtype = thetas[0].dtype
         self.numels = numels = [theta.numel() for theta in thetas]
-        #: whether 16 bytes can be read at once, of everything that begins at a multiple of them, and whether θ does
+        #: whether 16 bytes can be read at once of tensors that begin at a multiple of 16, and whether θ does
         self.even = all(number % 16 == 0 for number in (*numels, *starts))
         self.aligned = all(pointer % 16 == 0 for pointer in self.pointers)
         blocks = [(*where, *scale) for *where, scale in zip(self.pointers, numels, starts, scales, strict=True)]
@@ -55,38 +56,38 @@ class TensorTable:
         self.chunks = sent(torch.tensor(chunks, dtype=torch.int32, device="cpu"), thetas[0].device)
 
     def subtract_(self, v: Tensor, scale: Tensor, rate: Tensor, decay: Tensor, usable: Tensor) -> None:
-        """``θ ← θ − (rate · scale · v + decay · θ)`` if ``usable``; in one launch, so for all or for none.
+        """``θ ← θ − (rate · scale · v + decay · θ)`` if ``usable``; in one launch, so for all parameters or for none.
 
         Args:
-            v: the buffer of all directions
+            v: buffer of all directions
             scale: all scales
-            rate: for each parameter
-            decay: for each parameter
+            rate: one number for each parameter
+            decay: one number for each parameter
             usable: one flag
         """
         even = self.even and self.aligned and v.data_ptr() % 16 == 0
         self._launch(_subtract, v, scale, rate, decay, usable, even, DTYPES[self.dtype], wide(self.dtype, v.dtype))
 
     def check_(self, sources: Addresses, usable: Tensor) -> None:
-        """Set a flag to false if anything is not finite in some tensors, each like its parameter."""
+        """Set a flag to false if any element of the tensors, each like its parameter, is not finite."""
         even = self.even and sources.aligned
         self._launch(_check, sources.place, usable.view(torch.uint8), even, DTYPES[self.dtype])
 
     def gather(self, sources: Addresses, out: Tensor) -> None:
-        """Copy some tensors, each like its parameter, to a buffer like that of the directions."""
+        """Copy tensors, each like its parameter, to a buffer like that of the directions."""
         even = self.even and sources.aligned and out.data_ptr() % 16 == 0
         self._launch(_gather, sources.place, out, even, DTYPES[self.dtype])
 
     def average_(
         self, sources: Addresses, means: Addresses, dtype: torch.dtype, weight: Tensor, usable: Tensor
     ) -> None:
-        """``mean ← mean + weight · (source − mean)`` for some tensors, each like its parameter, if ``usable``.
+        """``mean ← mean + weight · (source − mean)`` for tensors like the parameters, if ``usable``.
 
         Args:
-            sources: the tensors
-            means: as large as they are
-            dtype: of the means
-            weight: for each parameter
+            sources: addresses of the tensors
+            means: addresses of the means, which have the same sizes
+            dtype: dtype of the means
+            weight: one number for each parameter
             usable: one flag
         """
         even = self.even and sources.aligned and means.aligned
@@ -94,7 +95,7 @@ class TensorTable:
         self._launch(_average, sources.place, means.place, weight, usable, even, *dtypes)
 
     def _launch(self, kernel: Any, *arguments: Any) -> None:
-        """A program for each chunk."""
+        """Launch a kernel with one program for each chunk."""
         with torch.cuda.device(self.blocks.device):
             kernel[(len(self.chunks),)](self.blocks, self.chunks, *arguments, CHUNK)
 
@@ -131,7 +132,7 @@ def _subtract(  # type: ignore[no-untyped-def]
 
 @jit
 def _chunk(blocks, chunks, aligned: tl.constexpr, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Which block a program has to do with, which positions there, and whether they are within it."""
+    """Block that a program handles, its positions there, and whether they are within the block."""
     pid = tl.program_id(0).to(tl.int64)
     b = tl.load(chunks + 2 * pid)
     i = tl.load(chunks + 2 * pid + 1) * chunk + tl.arange(0, chunk)
@@ -140,20 +141,20 @@ def _chunk(blocks, chunks, aligned: tl.constexpr, chunk: tl.constexpr):  # type:
 
 @jit
 def _pointer(place, dtype: tl.constexpr, aligned: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The address at a place, as that of numbers."""
+    """Pointer to numbers, from the address that is stored at a place."""
     pointer = tl.load(place).to(tl.pointer_type(dtype))
     return tl.multiple_of(pointer, 16) if aligned else pointer
 
 
 @jit
 def _start(block, aligned: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where in a buffer a block begins."""
+    """Position in a buffer where a block begins."""
     return multiple(tl.load(block + 2), aligned)
 
 
 @jit
 def _position(i, numel, n, after):  # type: ignore[no-untyped-def]
-    """``(i // after) % n``, by one division where one is enough."""
+    """``(i // after) % n``, by one division if that is enough."""
     if after == 1:
         at = i % n
     else:
@@ -202,7 +203,7 @@ def _average(  # type: ignore[no-untyped-def]
     w = tl.load(weight + b).to(compute)
     x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside).to(compute)
     m = tl.load(mean + i, mask=inside).to(compute)
-    # From the nearer end, so that a weight of one gives the source itself.
+    # Interpolate from the nearer end, so that a weight of one gives the source itself.
     tl.store(mean + i, tl.where(w < 0.5, m + w * (x - m), x - (1 - w) * (x - m)).to(mean_dtype), mask=inside)
 
 
@@ -232,7 +233,7 @@ def _try_average(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> 
 
 
 def _small(device: torch.device) -> tuple[TensorTable, Addresses, Tensor]:
-    """Of a parameter that is not kept: whoever moves it must say that it is not usable."""
+    """Table, addresses and a zero for one parameter that is freed at once: kernels must be told not to touch it."""
     theta = torch.ones(256, device=device)
     here = Addresses(1, device)
     here.point([theta.data_ptr()])

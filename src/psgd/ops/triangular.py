@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .triton import jit, ready, tl, trial, triton
 
-#: rows of a block, and columns of it that one program handles
+#: number of rows of a block, and of columns of it that one program handles
 ROWS = 64
 COLUMNS = 64
 
@@ -28,7 +28,7 @@ def descend_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor) -> None:
     sums = Q.new_zeros(blocks, 2, n)
     with torch.cuda.device(Q.device):
         _sum_blocks[grid](Q, W, sums, n, ROWS, COLUMNS)
-        # of a block and all below it
+        # Sums over a block and all blocks below it.
         sums = sums.flip(0).cumsum_(0).flip(0)
         _descend[grid](Q, U, W, sums, scale, n, ROWS, COLUMNS)
     torch.autograd.graph.increment_version(Q)
@@ -45,7 +45,7 @@ def _sum_blocks(Q, W, sums, n, rows: tl.constexpr, columns: tl.constexpr):  # ty
     """``Σ_j W_j Q_j`` over the rows of each block."""
     b = tl.program_id(1)
     c = tl.program_id(0) * columns + tl.arange(0, columns)
-    if (tl.program_id(0) + 1) * columns > b * rows:  # left of that, Q is zero
+    if (tl.program_id(0) + 1) * columns > b * rows:  # Q is zero to the left of its diagonal block
         j = b * rows + tl.arange(0, rows)
         q = _tile(Q, j, c, n)
         out = sums + b.to(tl.int64) * 2 * n + c

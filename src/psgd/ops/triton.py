@@ -1,4 +1,4 @@
-"""Kernels that Triton compiles, where it is there: it comes with torch for CUDA."""
+"""Kernels that Triton compiles, if it is installed: it comes with torch for CUDA."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ except ImportError:  # torch for CPUs comes without it
 
 __all__ = ["DTYPES", "jit", "multiple", "prepare", "ready", "tl", "trial", "triton", "wide"]
 
-#: names of numbers that depend on shapes
+#: names of kernel arguments that depend on shapes
 SIZES = ("numel", "n", "rows", "columns", "tiles")
 
-#: Triton's names
+#: Triton's names of dtypes
 DTYPES: dict[torch.dtype, Any] = (
     {}
     if triton is None
     else {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 )
 
-#: Runs some kernels once, with ``Q`` of a dtype on a device, and estimates of another.
+#: function that runs some kernels once, given the device, the dtype of ``Q`` and that of estimates
 Trial = Callable[[torch.device, torch.dtype, torch.dtype], None]
 
 _trials: defaultdict[str, list[Trial]] = defaultdict(list)
-#: those that most steps need
+#: names of kernels that most steps need
 _early: list[str] = []
 #: kernels that are being compiled, by device and name
 _compiling: dict[torch.device, dict[str, list[Future[None]]]] = {}
-#: devices where that has failed
+#: devices for which compiling has failed
 _failed: set[torch.device] = set()
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """One kernel for all shapes, as compiling takes longer than many steps; nothing where there is no Triton."""
+    """Compile one kernel for all shapes, as compiling costs more time than many steps; None without Triton."""
     if triton is None:
         return None
     parameters = inspect.signature(function).parameters.values()
@@ -52,7 +52,7 @@ def jit(function: Callable[..., Any]) -> Any:
 
 
 def trial(name: str, early: bool = True) -> Callable[[Trial], Trial]:
-    """A function that has a kernel compiled, by calling it: early, or when it is asked for."""
+    """Decorator of a function that compiles a kernel by calling it: early, or when the kernel is first needed."""
 
     def add(function: Trial) -> Trial:
         _trials[name].append(function)
@@ -65,12 +65,12 @@ def trial(name: str, early: bool = True) -> Callable[[Trial], Trial]:
 
 @cache
 def prepare(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
-    """Begin to compile what a step needs, in the background: it takes seconds, once on a machine.
+    """Begin to compile what a step needs, in the background: this costs seconds, once on a machine.
 
     Args:
-        device: where
-        dtype: of ``Q``
-        low: of products that are only estimates
+        device: device of the kernels
+        dtype: dtype of ``Q``
+        low: dtype of products that are only estimates
     """
     if triton is not None and device.type == "cuda":
         _begin(_early, device, dtype, low)
@@ -86,13 +86,13 @@ def _begin(names: Sequence[str], device: torch.device, dtype: torch.dtype, low: 
 
 
 def ready(device: torch.device, kernel: str) -> bool:
-    """Whether there is a kernel for a device. Waits for it if it is being compiled, and not for others."""
+    """Whether a kernel can be used on a device. If it is being compiled, wait for it, but not for others."""
     if triton is None or device.type != "cuda":
         return False
     if kernel not in _compiling.get(device, {}):
         _begin([kernel], device, torch.float32, torch.float32)
     futures = _compiling[device][kernel]
-    for future in tuple(futures):  # which stays there meanwhile, for whoever else asks
+    for future in tuple(futures):  # the list stays in place meanwhile, for other callers
         if (error := future.exception()) is not None and device not in _failed:
             _failed.add(device)
             warnings.warn(f"PSGD does without Triton on {device}, which does not work there: {error}", stacklevel=2)
@@ -101,11 +101,11 @@ def ready(device: torch.device, kernel: str) -> bool:
 
 
 def wide(*dtypes: torch.dtype) -> Any:
-    """What is computed in: float32, or float64 where that is among the dtypes."""
+    """Dtype that a kernel computes in: float32, or float64 if that is among the dtypes."""
     return tl.float64 if torch.float64 in dtypes else tl.float32
 
 
 @jit
 def multiple(numel, aligned: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The same number; if ``aligned``, the compiler sees that it is a multiple of 16, and handles as many at once."""
+    """``numel``, marked for the compiler as a multiple of 16 if ``aligned``, so that it handles as many at once."""
     return numel // 16 * 16 if aligned else numel

@@ -1,4 +1,4 @@
-"""What an optimizer will take, before it is made."""
+"""Memory and work of an optimizer, before it is made."""
 
 from .plan import plan
 from .result import Plan, PlannedBlock, Rank

@@ -1,4 +1,4 @@
-"""How a plan is made: from shapes alone, without allocating anything."""
+"""Construction of a plan from shapes alone, without allocating anything."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ def plan(
     momentum: bool = True,
     update_every: int = 1,
 ) -> Plan:
-    """What the state of ``PSGD`` would take, and a step of it with ``Whitening``; nothing is allocated.
+    """Memory of the state of ``PSGD``, and work of a step with ``Whitening``; nothing is allocated.
 
     Memory is that of the state: ``Q`` and the average of gradients; a step needs more while it lasts, and between rare
-    updates ``P`` of dense factors is kept beside ``Q``. Work is that of the products with ``Q``, see ``Group.flops``;
-    finding gradients and moving the parameters are not in it. Every block belongs to one rank, see ``shares.assign``.
-    Blocks are not divided, so some rank has at least the work of the costliest.
+    updates ``P`` of dense factors is kept beside ``Q``. Work is that of the products with ``Q``, see ``Group.flops``,
+    without computing gradients and moving the parameters. Every block belongs to one rank, see
+    ``psgd.ranks.assign``. Blocks are not divided, so some rank has at least the work of the costliest.
 
     Args:
         model_or_shapes: a module, which may be on the device ``"meta"``; parameters, named or not, or param groups; or
-            shapes, in a list or by name in a dict: ``(64, 32)``, or ``(80, (64, 32))`` for 80 of them. A ``*`` in their
-            name becomes their number. Shapes stand for parameters of at most 32 bits.
+            shapes, in a list or by name in a dict: ``(64, 32)``, or ``(80, (64, 32))`` for 80 of them. A ``*`` in a
+            name is replaced by a number. Shapes stand for parameters of at most 32 bits.
         preconditioner: as for ``PSGD``
         world_size: ranks that the blocks are divided among
-        budget: bytes for the state on each rank, a number or a text such as ``"8 GiB"``. Where ``preconditioner`` takes
-            more, its longest dense axes become diagonal, as few lengths of them as will do: of an axis of n a dense
-            factor keeps ``n²`` numbers for n directions, so the longest pay most for each. ``Plan.preconditioner`` is
-            the ``Kronecker`` that does so.
+        budget: bytes for the state on each rank, a number or a text such as ``"8 GiB"``. If ``preconditioner`` uses
+            more, its longest dense axes become diagonal, as few of these lengths as possible: a dense factor of an axis
+            of length n keeps ``n²`` numbers for n directions, so the longest cost most per direction.
+            ``Plan.preconditioner`` is the resulting ``Kronecker``.
         blocks: as for ``PSGD``; with ``Affine`` the layers of a module are found by ``Affine.groups``
         precond_dtype: as for ``PSGD``
         momentum: whether an average of gradients is kept
-        update_every: as for ``PSGD``; work is the mean over that many steps
+        update_every: as for ``PSGD``; work is the mean over this number of steps
 
     >>> from psgd import plan
     >>> print(plan({"layers.*": (3, (512, 128)), "embedding": (4096, 128)}, world_size=2))

@@ -1,4 +1,4 @@
-"""What a plan says of an optimizer that is not there yet: memory, work and owner of each block; and it as a table."""
+"""Result of a plan: memory, work and owner of each block; and the table that shows them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..groups import Structure
 from ..ranks.assign import cost
 from ..state.memory import readable
 
-#: of the table: its width, that of a structure, and how many kinds of blocks it shows
+#: width of the table, width of its column of structures, and number of kinds of blocks that it shows
 COLUMNS, STRUCTURE, KINDS = 110, 34, 18
 
 
@@ -23,14 +23,14 @@ class PlannedBlock:
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
-    #: what ``Q`` is
+    #: description of ``Q``
     structure: str
     precond_bytes: int
-    #: of the average of gradients
+    #: bytes of the average of gradients
     average_bytes: int
-    #: of a step, see ``Group.flops``
+    #: work of a step, see ``Group.flops``
     flops: float
-    #: the rank that keeps and fits ``Q``
+    #: rank that keeps and fits ``Q``
     owner: int
 
     @property
@@ -48,7 +48,7 @@ class PlannedBlock:
 
 @dataclass(frozen=True)
 class Rank:
-    """What all blocks of a rank take together."""
+    """Memory and work of all blocks of a rank."""
 
     blocks: int
     bytes: int
@@ -61,45 +61,46 @@ class Rank:
 
 @dataclass(frozen=True)
 class Plan:
-    """What ``plan`` found; ``print`` shows it as a table."""
+    """Result of ``plan``; ``print`` shows it as a table."""
 
-    #: for ``PSGD``, or any other optimizer of blocks
+    #: structure to be used with ``PSGD``
     preconditioner: Structure
-    #: in the order of the parameters
+    #: blocks in the order of the parameters
     blocks: tuple[PlannedBlock, ...]
     ranks: tuple[Rank, ...]
 
     @property
     def bytes(self) -> int:
-        """Of all blocks."""
+        """Bytes of the state of all blocks."""
         return sum(block.bytes for block in self.blocks)
 
     @property
     def flops(self) -> float:
-        """Of a step of all blocks."""
+        """Work of a step of all blocks."""
         return sum(block.flops for block in self.blocks)
 
     @property
     def bytes_per_rank(self) -> int:
-        """Of the rank that has most."""
+        """Bytes of the rank that has most."""
         return max(rank.bytes for rank in self.ranks)
 
     @property
     def flops_per_rank(self) -> float:
-        """Of the rank that has most: the others wait for it."""
+        """Work of the rank that has most: the others wait for it."""
         return max(rank.flops for rank in self.ranks)
 
     @property
     def balance(self) -> float:
-        """The largest cost of a rank by the mean: 1 is perfect, ``len(ranks)`` is one rank that does it all.
+        """Largest cost of a rank divided by the mean: 1 is perfect, ``len(ranks)`` is one rank that does everything.
 
-        See ``shares.cost``: about how much longer a step takes than if blocks could be divided at will.
+        It is about the ratio of the time of a step to that with blocks that can be divided at will, see
+        ``psgd.ranks.assign.cost``.
         """
         costs = [rank.cost for rank in self.ranks]
         return max(costs) * len(costs) / sum(costs) if self.blocks else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, numbers and strings."""
+        """The plan as lists, numbers and strings."""
         keys = ("bytes", "flops", "bytes_per_rank", "flops_per_rank", "balance")
         return {
             "preconditioner": repr(self.preconditioner),
@@ -113,7 +114,7 @@ class Plan:
 
 
 def table(plan: Plan) -> str:
-    """One line for all blocks alike, with what each of them takes, and the sums at the end."""
+    """Table with one line for all blocks of one kind, with the numbers of each of them, and the sums at the end."""
     alike: defaultdict[tuple[Any, ...], list[PlannedBlock]] = defaultdict(list)
     for block in plan.blocks:
         alike[block.shape, block.structure, block.precond_bytes, block.average_bytes].append(block)
@@ -141,7 +142,8 @@ def table(plan: Plan) -> str:
 
 
 def work(flops: float) -> str:
-    """
+    """FLOPs with a prefix.
+
     >>> work(2.5e12)
     '2.5 TFLOP'
     """
@@ -155,7 +157,7 @@ def work(flops: float) -> str:
 def _row(blocks: Sequence[PlannedBlock], world_size: int) -> tuple[str, ...]:
     first = blocks[0]
     names = [name for block in blocks for name in block.names]
-    if len(blocks) > 1:  # the same in every layer, whatever its number
+    if len(blocks) > 1:  # the same name in every layer, without its number
         names = [re.sub(r"\b\d+\b", "*", name) for name in names]
     count = f"{len(blocks)} × " if len(blocks) > 1 else ""
     ranks = sorted({block.owner for block in blocks})
@@ -172,7 +174,8 @@ def _row(blocks: Sequence[PlannedBlock], world_size: int) -> tuple[str, ...]:
 
 
 def _joined(names: Iterable[str]) -> str:
-    """
+    """Names in one text, with those that differ in their last part together.
+
     >>> _joined(["layers.*.q", "layers.*.o", "head"])
     'layers.*.{q,o}, head'
     """

@@ -1,4 +1,4 @@
-"""What a plan is made of: a model, its parameters, or only their shapes, as parameters that take no memory."""
+"""Input of a plan: a model, its parameters, or only their shapes, as parameters that use no memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ WANTED = "plan wants a module, parameters, or shapes: (64, 32), or (80, (64, 32)
 
 
 def param_groups(model_or_shapes: Any, blocks: Blocks) -> tuple[list[str], list[dict[str, Any]]]:
-    """The names of all parameters, and param groups of tensors of the same kinds on the device ``"meta"``.
+    """Names of all parameters, and param groups of tensors of the same kinds on the device ``"meta"``.
 
     Args:
         model_or_shapes: see ``plan``
-        blocks: where they join the tensors of a layer, a module has one param group for each layer
+        blocks: if they join the tensors of a layer, a module gets one param group for each layer
     """
     if isinstance(model_or_shapes, nn.Module):
         named = model_or_shapes.named_parameters()
@@ -31,7 +31,7 @@ def param_groups(model_or_shapes: Any, blocks: Blocks) -> tuple[list[str], list[
     are_groups = bool(items) and all(isinstance(item, Mapping) and "params" in item for item in items)
     names: list[str] = []
     groups = []
-    known: dict[Tensor, Tensor] = {}  # what appears twice shall still do so
+    known: dict[Tensor, Tensor] = {}  # parameters that appear twice must still do so
     for group in items if are_groups else [{"params": items}]:
         inside = group["params"]
         params = []

@@ -1,4 +1,4 @@
-"""Where a pair ``(δθ, δg)`` comes from: a probe measures it, and fits ``Q`` to what it measured."""
+"""Probes: sources of pairs ``(δθ, δg)``. A probe measures them, and fits ``Q`` to what it measured."""
 
 from .base import Average, Evaluation, Measured, Noise, Probe
 from .finite_difference import FiniteDifference

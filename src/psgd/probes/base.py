@@ -1,4 +1,4 @@
-"""What a probe is: it measures gradients and pairs ``(δθ, δg)``, and fits ``Q`` to what it measured."""
+"""Base class of probes: a probe measures gradients and pairs ``(δθ, δg)``, and fits ``Q`` to what it measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..tangent import Tangent, largest
 from .closures import Closure
 from .restore import Gradients
 
-#: standard normal numbers of the shape and dtype of ``as_real(parameter)``, for the parameter at a position
+#: function from the position of a parameter to standard normal numbers of the shape and dtype of its ``as_real``
 Noise = Callable[[int], Tensor]
 
 
@@ -37,8 +37,8 @@ class Average:
     """Averaged gradients of the blocks of a bucket, or the gradients themselves.
 
     Args:
-        pack: returns for each group of ``Q`` an array ``(B, *shape)``; called when they are first needed
-        weight: for each block the sum of the weights of its average, which divides it; None for gradients
+        pack: returns an array ``(B, *shape)`` for each group of ``Q``; called when they are first needed
+        weight: for each block the sum of the weights, by which its average is to be divided; None for gradients
     """
 
     def __init__(self, pack: Callable[[], list[Tensor]], weight: Tensor | None) -> None:
@@ -47,11 +47,11 @@ class Average:
 
     @cached_property
     def arrays(self) -> list[Tensor]:
-        """For each group of ``Q`` an array ``(B, *shape)``."""
+        """Arrays ``(B, *shape)``, one for each group of ``Q``."""
         return self._pack()
 
     def unbiased(self) -> Iterator[Tensor]:
-        """``m / weight``: an average that is right from the first step on."""
+        """``m / weight``: an average without bias from the first step on."""
         if self.weight is None:
             yield from self.arrays
             return
@@ -61,16 +61,16 @@ class Average:
 
 @dataclass
 class Measured:
-    """What one step knows about the blocks of a bucket: arrays ``(B, *shape)``, one for each group of ``Q``.
+    """Measurements of one step for the blocks of a bucket: arrays ``(B, *shape)``, one for each group of ``Q``.
 
     Args:
         average: averaged gradients
         gradients: returns the gradients
-        pairs: ``[δθ, δg]`` for each group, made when asked for; whoever takes them owns them
-        noise: standard normal numbers for each group, made when asked for
+        pairs: ``[δθ, δg]`` for each group, made on demand; the caller owns them
+        noise: standard normal numbers for each group, made on demand
         sign: −1 for a loss that is maximised, else 1
-        chores: what the probe said about this update, see ``Probe.chores``
-        outs: returns for each group where ``P g`` is to be, or None
+        chores: result of ``Probe.chores`` for this update
+        outs: returns for each group the tensor to write ``P g`` to, or None
     """
 
     average: Average
@@ -83,13 +83,13 @@ class Measured:
 
 
 class Probe(ABC):
-    """Measures gradients and pairs, and fits ``Q`` to them.
+    """Source of gradients and pairs, which also fits ``Q`` to them.
 
     Args:
-        damping: the curvature, relative to the largest seen in a block, below which it counts as noise. If the
-            gradient does not depend on a direction at all, it bounds ``P`` by the inverse of this curvature. The
-            default, ``eps ** 0.75`` of the preconditioner's dtype, lies between what rounding hides from an exact
-            product (``eps``) and from a finite difference (``eps ** 0.5``).
+        damping: curvature, relative to the largest of a block, below which it counts as noise. If the gradient does
+            not depend on a direction at all, ``P`` is bounded by the inverse of this curvature. The default, ``eps **
+            0.75`` of the preconditioner's dtype, lies between what rounding hides from an exact product (``eps``) and
+            from a finite difference (``eps ** 0.5``).
     """
 
     def __init__(self, damping: float | None = None) -> None:
@@ -97,18 +97,18 @@ class Probe(ABC):
             raise ValueError(f"damping={damping!r}: {type(self).__name__} wants a number in [0, 1), or None")
         self.damping = damping
 
-    #: process group whose ranks gradients are averaged over, for probes that find gradients by themselves
+    #: process group over whose ranks gradients are averaged, for probes that compute gradients themselves
     group: Any = None
     _warned = False
     #: whether ``step`` must be given a closure
     needs_closure: bool = True
-    #: whether that closure only returns the loss, instead of calling ``backward`` too
+    #: whether the closure only returns the loss, without calling ``backward``
     forward_only: bool = False
     #: whether the closure is called twice for a mini-batch
     calls_twice: bool = False
-    #: whether ``Q`` is fitted to gradients instead of their changes
+    #: whether ``Q`` is fitted to gradients instead of changes of the gradient
     whitens: bool = False
-    #: whether that is to averaged gradients
+    #: whether ``Q`` is fitted to averaged gradients
     of_average: bool = False
     #: default of ``PSGD(momentum=…)``
     momentum: float = 0.0
@@ -124,9 +124,9 @@ class Probe(ABC):
         Args:
             closure: the user's closure
             params: all parameters
-            moved: positions of those whose preconditioner is to be updated
-            noise: random numbers for them
-            start: the gradients as they were before the step
+            moved: positions of the parameters whose preconditioner is to be updated
+            noise: random numbers for these parameters
+            start: gradients from before the step
         """
 
     def fit_(self, Q: Groups, measured: Measured, criterion: Criterion, lr: float, ok: Tensor) -> Preconditioned | None:
@@ -134,13 +134,13 @@ class Probe(ABC):
 
         Args:
             Q: all ``Q`` of a bucket
-            measured: what was measured of its blocks
-            criterion: what ``P`` is fitted to
+            measured: measurements for its blocks
+            criterion: criterion that ``P`` is fitted to
             lr: step size of ``Q``
-            ok: whether there is a step at all
+            ok: flag that is false if the step is skipped
 
         Returns:
-            ``P`` of before the update times the average, for probes that find it on the way; else None
+            the average times ``P`` from before the update, if the probe computes it on the way; else None
         """
         self.descend_(Q, measured.pairs, measured.sign, criterion, lr, ok)
         return None
@@ -148,30 +148,30 @@ class Probe(ABC):
     def descend_(
         self, Q: Groups, pairs: Iterable[list[Tensor]], sign: float, criterion: Criterion, lr: float, ok: Tensor
     ) -> None:
-        """Move ``Q`` one step along what pairs ``[δθ, δg]`` say of each group, damped."""
+        """Move ``Q`` one step of the criterion for damped pairs ``[δθ, δg]``, one pair for each group."""
 
         def tangents() -> Iterator[tuple[Tangent, Tensor]]:
             for group, pair in zip(Q.groups, pairs, strict=True):
                 if sign != 1:
                     pair[1] = pair[1] * sign
                 pair[1], informative = self.damp(*pair)
-                # Popped, they belong to the criterion alone, which lets go of each as soon as it is done with it.
+                # Popped, the arrays belong to the criterion alone, which frees each as soon as it has used it.
                 yield criterion(group, pair.pop(0).to(Q.dtype), pair.pop(0).to(Q.dtype)), informative
 
         Q.descend_(tangents(), lr, ok)
 
     def chores(self, step: int, lr: float) -> Hashable:
-        """What else an update of ``Q`` at this step does, known before it begins: part of the key of a recording."""
+        """Further work of an update of ``Q`` at this step, decided in advance: it is part of the key of a recording."""
         return None
 
     def recordable(self, criterion: Criterion) -> bool:
-        """Whether ``fit_`` does the same work at every step, without random numbers and without the host."""
+        """Whether ``fit_`` does the same work at every step, without random numbers and without a wait."""
         return criterion in WITHOUT_SOLVES and type(self).damp is Probe.damp and type(self).fit_ is Probe.fit_
 
     def average_(self, evaluation: Evaluation) -> None:
         """Average gradients and their changes over the ranks of ``group``.
 
-        For probes that find gradients by themselves: nobody else, such as ``DistributedDataParallel``, sees those.
+        For probes that compute gradients themselves, which ``DistributedDataParallel`` does not see.
         """
         if self.group is None:
             if several_ranks() and not self._warned:
@@ -189,9 +189,9 @@ class Probe(ABC):
     def damp(self, dtheta: Tensor, dgrad: Tensor) -> tuple[Tensor, Tensor]:
         """``δg + damping · ‖δg‖ / ‖δθ‖ · δθ``, block by block of a stack: as if ``H`` were a little larger.
 
-        Also says which pairs are worth fitting: those whose curvature ``‖δg‖ / ‖δθ‖`` lies between ``eps²`` and
-        ``eps⁻²``. What is outside is no curvature that a number format could work with but a gradient that vanished or
-        exploded; following it, ``P`` would be of no use when ordinary gradients are back.
+        Also returns which pairs are worth fitting: those whose curvature ``‖δg‖ / ‖δθ‖`` lies between ``eps²`` and
+        ``eps⁻²``. A value outside is not a curvature that the number format can represent but a gradient that vanished
+        or exploded; after fitting it, ``P`` would be useless for ordinary gradients.
         """
         eps = torch.finfo(dgrad.dtype).eps
         damping = self.relative_damping(dgrad.dtype)
@@ -201,7 +201,7 @@ class Probe(ABC):
         return torch.addcmul(dgrad, dtheta, ratio.view(-1, *[1] * (dgrad.ndim - 1))), informative
 
     def relative_damping(self, dtype: torch.dtype) -> float:
-        """Damping that was asked for, or the default for a preconditioner of this dtype."""
+        """Damping that the user chose, or the default for a preconditioner of this dtype."""
         return float(torch.finfo(dtype).eps) ** 0.75 if self.damping is None else self.damping
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Calling the closure of a user, and autograd for it: what it wants to be is checked here, for all who call one."""
+"""Calls of the user's closure, and of autograd for it, with checks of what the closure must do."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def evaluate(closure: Closure) -> Any:
 def evaluate_backward(closure: Closure, params: Sequence[Tensor], probe: str) -> Any:
     """Call an ordinary closure (zero_grad, backward, return the loss) and check that it made gradients.
 
-    One that returns None says that there is no loss, as frameworks do to leave out a mini-batch: the gradients are then
-    those that are there.
+    A closure that returns None has no loss, as with frameworks that leave out a mini-batch; the gradients that are
+    present are then used.
     """
     before = [(p.grad, None if p.grad is None else p.grad._version) for p in params]
     loss = evaluate(closure)
@@ -58,14 +58,14 @@ def evaluate_forward(closure: Closure, start: Gradients, who: str) -> Tensor:
     return loss
 
 
-#: how torch says that a derivative has none itself: that of a compiled model, in two ways, or of fused attention
+#: messages of torch if a derivative cannot be differentiated again: of compiled models (two) and of fused attention
 _ONCE_ONLY = ("support double backward", "requires create_graph=False", "derivative for")
 
 
 def differentiate(
     of: Tensor | Sequence[Tensor], by: Sequence[Tensor], v: Sequence[Tensor] | None = None, create_graph: bool = False
 ) -> Sequence[Tensor | None]:
-    """``torch.autograd.grad``, with a way out where something can be differentiated only once."""
+    """``torch.autograd.grad``, with advice in the error if something can be differentiated only once."""
     try:
         return torch.autograd.grad(of, by, v, create_graph=create_graph, allow_unused=True)
     except RuntimeError as error:

@@ -20,19 +20,19 @@ from .two_at_once import WHO
 class FiniteDifference(Probe):
     """The paper's probe: ``δg = g(θ + δθ) − g(θ)`` for a small random ``δθ``, by calling the closure twice.
 
-    It works with the closure that ``torch.optim.LBFGS`` takes: one that clears the gradients, calls ``backward`` and
-    returns the loss. Both calls must see the same mini-batch; dropout sees the same mask, as the random numbers of
-    torch are replayed. ``θ`` comes back bit for bit, and ``δθ`` is what rounding let through.
+    It works with the closure of ``torch.optim.LBFGS``, which clears the gradients, calls ``backward`` and returns the
+    loss. Both calls must see the same mini-batch; dropout uses the same mask, as the state of torch's random generators
+    is restored between them. ``θ`` is restored bit for bit, and ``δθ`` is the change after rounding.
 
     Args:
         std: standard deviation of ``δθ``; the default is the paper's, the square root of the machine precision of
-            each parameter's dtype. Where the model computes in less, as under autocast or mixed precision, take that
-            of its dtype: 0.09 for bfloat16.
-        module: a model whose buffers, such as the statistics of batch normalisation, are to be left as the first
-            of the two calls made them
-        batched: evaluate both gradients at once, by ``torch.func.vmap``, for hardware that a single evaluation leaves
-            idle. The closure then only returns the loss, and reaches all parameters through ``module``; ``θ`` is not
-            touched, and nothing is written to ``.grad``.
+            each parameter's dtype. If the model computes in lower precision, as under autocast, use the square root of
+            the machine precision of that dtype: 0.09 for bfloat16.
+        module: a model whose buffers, such as the statistics of batch normalisation, are restored to their values
+            after the first of the two calls
+        batched: evaluate both gradients at once, by ``torch.func.vmap``, for hardware that a single evaluation does
+            not fill. The closure then only returns the loss, and uses all parameters through ``module``; ``θ`` is not
+            changed, and nothing is written to ``.grad``.
         group: with ``batched``, the process group that gradients are averaged over
         damping: see ``Probe``
     """
@@ -79,7 +79,7 @@ class FiniteDifference(Probe):
         moved = [i for i in moved if grads[i] is not None]
         if random_before is None or not moved:
             return result
-        # The second backward pass may write into tensors that were there before, or that share a flat buffer.
+        # The second backward pass may write to tensors from before, or to ones that share a flat buffer.
         for i, grad in enumerate(made):
             if grad is not None and not grad.is_sparse:
                 shared = local(grad).untyped_storage().nbytes() != local(grad).nbytes
@@ -96,13 +96,13 @@ class FiniteDifference(Probe):
                 theta.add_(noise(i), alpha=self._std(theta))
             start.restore()
             random_before.restore()
-            torch.clear_autocast_cache()  # it would hold the weights as they were
+            torch.clear_autocast_cache()  # it would return the old weights
             evaluate(closure)
             for i, theta, old in zip(moved, thetas, saved, strict=True):
                 p, grad = params[i], grads[i]
                 assert grad is not None
                 dgrad = torch.zeros_like(grad) if p.grad is None else p.grad - grad
-                p.grad = None  # lets go of the second gradient at once
+                p.grad = None  # frees the second gradient at once
                 result.pairs[i] = (theta - old, as_real(local(aligned(dgrad, p))))
         finally:
             try:

@@ -17,12 +17,12 @@ from .restore import Gradients
 class HessianVector(Probe):
     """The exact probe: ``δg = H δθ`` for ``δθ ~ N(0, I)``, by differentiating twice.
 
-    The closure returns the loss and does not call ``backward``; gradients stay where they are, in ``.grad`` nothing is
-    written. Every operation of the model must be twice differentiable.
+    The closure returns the loss and does not call ``backward``; nothing is written to ``.grad``. Every operation of the
+    model must be twice differentiable.
 
     Args:
-        group: the process group that gradients are averaged over. ``DistributedDataParallel`` would not do it: let the
-            closure call the module inside of it.
+        group: the process group that gradients are averaged over. ``DistributedDataParallel`` does not average them
+            here: the closure should call the module that it wraps.
         damping: see ``Probe``
     """
 
@@ -53,7 +53,7 @@ class HessianVector(Probe):
             self.average_(result)
             return result
         dthetas = [noise(i) for i in moved]
-        # A gradient that is constant has no graph, and changes nothing.
+        # A constant gradient has no graph and does not change.
         curved = [
             (g, v) for i, v in zip(moved, dthetas, strict=True) if (g := grads[i]) is not None and g.requires_grad
         ]

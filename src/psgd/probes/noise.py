@@ -1,7 +1,7 @@
 """Random numbers as a pure function of a seed, a step and a position.
 
-So resuming is exact to the bit, the processes of a distributed run agree without talking, it does not matter how
-blocks are stacked, and nobody else's random numbers change.
+So a resumed run is exact to the bit, the ranks of a distributed run agree without communication, the result does not
+depend on how blocks are stacked, and other users of random numbers are not affected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Noise:
 
 
 def mix(*words: int) -> int:
-    """Hash whole numbers to 63 bits by the finaliser of the SplitMix64 generator, so that near ones share nothing."""
+    """Hash integers to 63 bits by the finaliser of the SplitMix64 generator, so that near ones share nothing."""
     h = 0
     for word in words:
         h = (h + (word & _MASK) + 0x9E3779B97F4A7C15) & _MASK

@@ -1,4 +1,4 @@
-"""What evaluating a closure may change, and how it is put back: gradients, and the state of random generators."""
+"""Restoring what a closure may change: gradients, and the state of random generators."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from torch import Tensor
 
 
 class Gradients:
-    """The ``.grad`` of all parameters as they were before a step: the tensors, and once a closure may write to them,
-    their values. So they can be put back, every bit, should anything fail.
+    """The ``.grad`` of all parameters from before a step, to restore every bit should the step fail.
+
+    The tensors themselves are kept and, from when a closure may write to them, copies of their values.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
@@ -24,7 +25,7 @@ class Gradients:
         self.values = [None if grad is None else grad.clone() for grad in self.grads]
 
     def forget_untouched(self) -> None:
-        """Let go of copies that are not needed: a closure that sets gradients to None leaves the old tensors alone."""
+        """Free copies that are not needed: a closure that sets gradients to None does not write to the old tensors."""
         for i, grad in enumerate(self.grads):
             if grad is not None and grad._version == self.versions[i]:
                 self.values[i] = None
@@ -34,7 +35,7 @@ class Gradients:
             p.grad = None
 
     def restore(self) -> None:
-        """Put everything back. A closure called again finds what it found the first time, also if it adds to it."""
+        """Restore all gradients, so that a closure called again starts from the same ones, even if it accumulates."""
         for p, grad, value in zip(self.params, self.grads, self.values, strict=True):
             p.grad = grad
             if grad is not None and value is not None:
@@ -42,7 +43,7 @@ class Gradients:
 
 
 class RandomState:
-    """The state of torch's global generators on the CPU and on the devices of the parameters."""
+    """State of torch's global generators on the CPU and on the devices of the parameters."""
 
     def __init__(self, params: Iterable[Tensor]) -> None:
         self.cpu = torch.get_rng_state()

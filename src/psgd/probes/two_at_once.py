@@ -1,7 +1,7 @@
-"""The two gradients of a finite difference at once: the model is evaluated for a stack of two sets of parameters.
+"""Both gradients of a finite difference at once: the model is evaluated for a stack of two sets of parameters.
 
-The paper suggests it for parallel hardware: half as many products, each twice as large. On one thread of a CPU there is
-nothing to gain. The parameters of the module are swapped while the closure runs, so ``θ`` itself is never touched.
+The paper suggests this for parallel hardware: half as many products, each twice as large. One thread of a CPU gains
+nothing. The parameters of the module are swapped while the closure runs, so ``θ`` itself is never changed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch.func import functional_call, vmap
 
 from ..ops.real import as_real, from_real
 
-#: what errors call the probe
+#: name of the probe in errors
 WHO = "FiniteDifference(batched=True)"
 
 
 class _Holder(nn.Module):
-    """Calls a closure as if that were the forward pass of the module that it uses: ``functional_call`` wants one."""
+    """Module whose forward pass calls a closure, as ``functional_call`` wants a module."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class _Holder(nn.Module):
 
 
 def gradients(loss: Tensor, params: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients of a loss; None for parameters that it does not depend on."""
+    """Gradients of a loss; None for parameters that it does not depend on."""
     used = [p for p in params if p.requires_grad]
     found = iter(torch.autograd.grad(loss, used, allow_unused=True))
     grads = [next(found) if p.requires_grad else None for p in params]
@@ -45,12 +45,12 @@ def measure(
     """Loss and gradients at ``θ``, and the pairs ``(δθ, δg)`` of the parameters that move, by position.
 
     Args:
-        closure: returns the loss, and reaches the parameters through ``module`` only
+        closure: returns the loss, and uses the parameters through ``module`` only
         module: holds all parameters
-        params: of the optimizer
-        beside: ``θ + δθ`` as real arrays, by position; for the others ``δθ`` is zero
+        params: parameters of the optimizer
+        beside: ``θ + δθ`` as real arrays, by position; for the other parameters ``δθ`` is zero
     """
-    torch.clear_autocast_cache()  # it knows nothing of the swapped weights
+    torch.clear_autocast_cache()  # it would return weights from before the swap
     try:
         moved = {i: from_real(theta, params[i]) for i, theta in beside.items()}
         loss, both = _two_gradients(closure, module, params, moved)
@@ -68,10 +68,10 @@ def measure(
 def _two_gradients(
     closure: Callable[[], Any], module: nn.Module, params: Sequence[Tensor], moved: Mapping[int, Tensor]
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """The loss at ``θ``, and the gradients at ``θ`` and ``θ + δθ``, stacked, of the parameters that it depends on.
+    """Loss at ``θ``, and the stacked gradients at ``θ`` and ``θ + δθ`` of the parameters that it depends on.
 
-    Ordinary autograd goes back through what ``vmap`` did: unlike ``torch.func.grad`` it can tell a parameter that is
-    not used from one whose gradient is zero. Buffers come out as the evaluation at ``θ`` makes them.
+    Ordinary autograd differentiates through ``vmap``: unlike ``torch.func.grad`` it can tell a parameter that is not
+    used from one whose gradient is zero. Buffers get their values from the evaluation at ``θ``.
     """
     holder = _Holder(module)
     places = _places(holder, params)
@@ -101,7 +101,7 @@ def _two_gradients(
             raise _explained(error) from error
     if not losses.requires_grad:
         _check_dependence([])
-    # The parameters themselves come last: nothing should depend on them, as the module held others.
+    # The parameters themselves come last: nothing should depend on them, as the module had others.
     inputs = [*thetas.values(), *(params[i] for i in places)]
     found = torch.autograd.grad(losses, inputs, torch.ones_like(losses), allow_unused=True)
     for (i, names), outside in zip(places.items(), found[len(places) :], strict=True):
@@ -116,16 +116,16 @@ def _two_gradients(
         if name in replaced:
             path, _, last = name.rpartition(".")
             setattr(holder.get_submodule(path), last, after[name][0].clone())
-        elif 0 not in b.stride():  # else it is expanded, and nobody can have written to it
+        elif 0 not in b.stride():  # otherwise it is expanded, and cannot have been written to
             b.copy_(after[name][0])
     return losses[0].detach(), both
 
 
 def _places(holder: _Holder, params: Sequence[Tensor]) -> dict[int, list[str]]:
-    """Where the trainable parameters are, by position: tied weights are in several places.
+    """Names of the trainable parameters in the module, by position: tied weights have several.
 
-    Each place is named once, though there may be several ways to a layer that is used more than once. Left to itself,
-    ``functional_call`` swaps such a layer's weights twice, and puts the wrong ones back.
+    Each place has one name here, though a layer that is used more than once can be reached in several ways. By itself,
+    ``functional_call`` would swap such a layer's weights twice, and restore the wrong ones.
     """
     known: dict[int, list[str]] = {}
     for path, m in holder.named_modules():

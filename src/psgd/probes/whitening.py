@@ -17,19 +17,19 @@ from .restore import Gradients
 
 
 class Whitening(Probe):
-    """No second gradient: the pair is ``(v, g)`` with ``v ~ N(0, I)``, so that with ``c3`` ``P → E[g gᵀ]^(−1/2)``.
+    """Probe without a second gradient: the pair is ``(v, g)`` with ``v ~ N(0, I)``, so ``c3`` gives ``E[g gᵀ]^(−1/2)``.
 
-    Inverse-free factors take the expectation over ``v`` and draw no random numbers.
+    Inverse-free factors use the expectation over ``v`` and draw no random numbers.
 
     It fits the ordinary loop, ``loss.backward(); optimizer.step()``; a closure may be given but is not needed. There is
     no secant equation between ``v`` and ``g``: the criteria ``c1`` and ``c2`` have nothing to fit here. Whitened
-    gradients do not become smaller near a minimum, so ``lr`` should: 0.003 is a good start, and for large models
-    0.0006.
+    gradients do not become smaller near a minimum, so the learning rate should: 0.003 is a good start, and for large
+    models 0.0006.
 
     Args:
         of_average: whiten the average of the gradients, which is what a step with momentum preconditions, instead of
-            the gradients themselves. Steps are then of one size whatever the noise, and cost less, as ``P`` from before
-            its update is used, whose product with the average the update needs anyway.
+            the gradients themselves. The size of steps then does not depend on the noise, and steps cost less: they use
+            ``P`` from before its update, whose product with the average the update computes anyway.
         damping: see ``Probe``
     """
 
@@ -71,13 +71,13 @@ class Whitening(Probe):
             )
             return whitened if of_average else None
         gs = average.unbiased() if of_average else iter(measured.gradients())
-        # Without names of their own, so that nothing but the pair holds these arrays.
+        # The arrays have no names of their own, so that nothing but the pair refers to them.
         pairs = ([next(measured.noise), next(gs)] for _ in Q.groups)
         self.descend_(Q, pairs, measured.sign, criterion, lr, ok)
         return None
 
     def chores(self, step: int, lr: float) -> Chores:
-        """All chores if a user captures the step, which may be the only one; else in an order that looks random.
+        """All chores if a user captures the step, which may be the only one; else a pseudorandom choice.
 
         So no schedule of updates can miss any of them.
         """

@@ -1,4 +1,4 @@
-"""What a step asks of the ranks. A process that works alone is a rank without others: every answer is the identity."""
+"""Operations of a step that involve all ranks; for a process that works alone, each of them is the identity."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Pairs = dict[int, tuple[Tensor, Tensor]]
 
 
 class Moves(Protocol):
-    """Steps of the parameters of a rank's own blocks."""
+    """Steps of the parameters of this rank's own blocks."""
 
     #: weight decay of one step for each param group
     decays: list[float | Tensor]
@@ -28,10 +28,10 @@ class Moves(Protocol):
 
 
 class Caught(AbstractContextManager["Caught"]):
-    """Context that keeps the error of its block, or lets it pass.
+    """Context manager that keeps the error of its block, or lets it pass.
 
     Args:
-        keep: whether to keep it
+        keep: whether to keep the error
     """
 
     def __init__(self, keep: bool) -> None:
@@ -45,7 +45,7 @@ class Caught(AbstractContextManager["Caught"]):
 
 
 class Ranks:
-    """The ranks of a step, as one of them sees them; here one that shares nothing with others."""
+    """Ranks of a step, from the view of one of them; here of one that shares nothing with others."""
 
     #: whether steps can be recorded
     recordable = True
@@ -53,60 +53,60 @@ class Ranks:
     has_all = True
 
     def reset(self) -> None:
-        """Forget which rank has which block."""
+        """Forget which rank owns which block."""
 
     def check_new(self, params: Iterable[Tensor], where: str) -> None:
         """Raise if parameters cannot be added."""
 
     def keep(self, blocks: Sequence[T], positions: Callable[[T], Sequence[int]], cost: Callable[[T], float]) -> list[T]:
-        """Decide which rank has which block, and return those of this rank.
+        """Decide which rank owns which block, and return the blocks of this rank.
 
         Args:
             blocks: new blocks, the same on all ranks
-            positions: gives the positions of the parameters of a block
-            cost: gives the cost of a step of a block
+            positions: returns the positions of the parameters of a block
+            cost: returns the cost of a step of a block
         """
         return list(blocks)
 
     def owns(self, position: int) -> bool:
-        """Whether this rank has the block of a parameter."""
+        """Whether this rank owns the block of a parameter."""
         return True
 
     def catch(self) -> Caught:
-        """Context in which an error is kept, to be raised together with the others; alone it is raised at once."""
+        """Context manager that keeps an error until all ranks can raise one together; alone it is raised at once."""
         return Caught(keep=False)
 
     def same(self, what: str, value: Callable[[], Any], advice: str, error: Exception | None = None) -> None:
-        """Raise on all ranks unless all have the same value; a rank that has an error raises that."""
+        """Raise on all ranks unless all have the same value; a rank with an error raises that error."""
         if error is not None:
             raise error
 
     def together(self, error: Exception | None, what: str) -> None:
-        """Raise an error on the rank that has one, and on all others another that says so."""
+        """Raise an error on the rank where it occurred, and on all others one that says so."""
         if error is not None:
             raise error
 
     def deciding_loss(self, loss: Any) -> Any:
-        """The loss, if it may decide on the step."""
+        """Loss that decides whether the step is taken, or None."""
         return loss
 
     def align(self, grads: Grads, params: Sequence[Tensor]) -> Grads:
-        """Gradients that are divided as their parameters are."""
+        """Gradients divided as their parameters are."""
         return grads
 
     def gather(self, grads: Grads, pairs: Pairs, params: Sequence[Tensor]) -> tuple[Grads, Pairs, list[Tensor]]:
         """Whole gradients and pairs of the blocks of this rank, and flags that say whether all gradients are finite.
 
-        Without flags, the gradients are still to be checked.
+        If there are no flags, the caller checks the gradients.
         """
         return grads, pairs, []
 
     def all_true(self, ok: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
-        """Flags that are true if they are on all ranks."""
+        """Flags that are true if they are true on all ranks."""
         return ok
 
     def length(self, mine: Tensor) -> Tensor:
-        """Length over all ranks of a vector of which this rank has a part of some length."""
+        """Length of a vector that is divided over all ranks, from the length of this rank's part."""
         return mine
 
     def move_(
@@ -116,7 +116,7 @@ class Ranks:
         moves.apply_(params, group_of, given, ok)
 
     def own_part(self, saved: Mapping[str, Any]) -> Mapping[str, Any]:
-        """State dict without what belongs to blocks of other ranks."""
+        """State dict without the state of blocks of other ranks."""
         return saved
 
     def check_copy(self) -> None:
@@ -124,12 +124,12 @@ class Ranks:
 
 
 class Alone(Ranks):
-    """A process that shares nothing with others."""
+    """Process that shares nothing with others."""
 
     def check_new(self, params: Iterable[Tensor], where: str) -> None:
         if any(is_dtensor(p) for p in params):
             raise ValueError(f"params{where}: ranks hold only parts of them; PSGD wants such ones from the start")
 
     def deciding_loss(self, loss: Any) -> Any:
-        """The loss of the only process; of several that do not talk to each other, none may go its own way."""
+        """Loss of the only process; None if there are others, as replicas must not decide differently."""
         return None if several_ranks() else loss

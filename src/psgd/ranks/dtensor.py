@@ -1,4 +1,4 @@
-"""Parameters of which each rank holds a part, as ``fully_shard`` makes them, made whole for the rank that needs them.
+"""Parameters of which each rank holds a part, as with ``fully_shard``: their gradients made whole for one rank.
 
 Whole gradients are preconditioned, never parts of them, so the result does not depend on how parameters are divided.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Exchange(Protocol):
-    """The ranks, as far as parts of tensors are sent between them."""
+    """Ranks that can send parts of tensors to each other."""
 
     rank: int
     size: int
@@ -28,7 +28,7 @@ class Exchange(Protocol):
 
 
 def _slices(t: Tensor) -> tuple[slice, ...]:
-    """What of a divided tensor is here."""
+    """Slices of a divided tensor that this rank holds."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -43,12 +43,12 @@ def _slices(t: Tensor) -> tuple[slice, ...]:
 
 
 class Shards:
-    """Parameters of which each rank holds a part, while one has the block that they belong to.
+    """Parameters of which each rank holds a part, while one rank owns the block that they belong to.
 
     Args:
         team: the ranks
-        params: by position
-        owners: by position the rank that has the block
+        params: parameters by position
+        owners: rank that owns the block of a parameter, by position
     """
 
     def __init__(self, team: Exchange, params: Mapping[int, Tensor], owners: Mapping[int, int]) -> None:
@@ -57,16 +57,16 @@ class Shards:
         self.shapes = {i: p.shape for i, p in params.items()}
         everyone: list[Any] = [None] * team.size
         dist.all_gather_object(everyone, {i: _slices(p) for i, p in params.items()}, group=team.group)
-        #: by rank and position, what it holds
+        #: slices that a rank holds, by rank and position
         self.parts: list[dict[int, tuple[slice, ...]]] = everyone
-        #: by rank, what it sends to the owner: of copies only one is sent
+        #: positions of the parts that a rank sends to their owners; only one rank sends a part that several hold
         self.sends: list[set[int]] = []
         for rank, held in enumerate(self.parts):
             before = self.parts[:rank]
             self.sends.append({i for i, part in held.items() if all(parts[i] != part for parts in before)})
 
     def collect(self, parts: Mapping[int, Sequence[Tensor]], dtype: torch.dtype) -> dict[int, list[Tensor]]:
-        """Whole tensors for the blocks of this rank, from the parts of several tensors on all ranks."""
+        """Whole tensors of the blocks of this rank, from the parts on all ranks; several for each parameter."""
         team = self.team
         outgoing: list[list[Tensor]] = [[] for _ in range(team.size)]
         for i in sorted(parts):
@@ -85,7 +85,7 @@ class Shards:
         return whole
 
     def deliver(self, mine: Mapping[int, Tensor], moving: Sequence[int], dtype: torch.dtype) -> dict[int, Tensor]:
-        """The parts that belong here of whole tensors that other ranks have."""
+        """Parts that this rank holds, from whole tensors on the ranks that own them."""
         team = self.team
         here = self.parts[team.rank]
         outgoing = [[mine[i][held[i]] for i in moving if i in mine] for held in self.parts]

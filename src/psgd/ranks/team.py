@@ -1,4 +1,4 @@
-"""Ranks that share the blocks of an optimizer: each keeps ``Q`` of its own blocks, and sends their steps to the others.
+"""Ranks that share the blocks of an optimizer: each fits ``Q`` of its own blocks, and sends their steps to the others.
 
 Parameters may be the same on all ranks, as with ``DistributedDataParallel``, or ``DTensor``s, of which each rank holds
 a part, as with ``fully_shard``.
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def ranks_of(shard: Any, params: Sequence[Any]) -> Ranks:
-    """The ranks that ``shard`` names, or else those that hold parts of the parameters; else this process alone."""
+    """Ranks that ``shard`` names, or else those that hold parts of the parameters, or else this process alone."""
     tensors = [p for p in params if isinstance(p, Tensor)]
     meshes = list(dict.fromkeys(p.device_mesh for p in tensors if is_dtensor(p)))  # type: ignore[attr-defined]
     if shard is None and not meshes:
@@ -42,11 +42,11 @@ def ranks_of(shard: Any, params: Sequence[Any]) -> Ranks:
 
 
 class Team(Ranks):
-    """The ranks of a process group.
+    """Ranks of a process group.
 
     Args:
         group: the process group
-        device: device of what is sent
+        device: device of tensors that are sent
     """
 
     recordable = False
@@ -60,9 +60,9 @@ class Team(Ranks):
         self.reset()
 
     def reset(self) -> None:
-        #: for each position the rank that has the block of the parameter
+        #: rank that owns the block of a parameter, by position
         self.owners: dict[int, int] = {}
-        #: cost of a step for each rank
+        #: cost of a step on each rank
         self.busy = [0.0] * self.size
         self._shards: Shards | None = None
         #: positions of the parameters that move in this step, on all ranks
@@ -159,9 +159,9 @@ class Team(Ranks):
         raise TypeError("PSGD: ranks share this one, so it cannot be copied or pickled; use its state_dict()")
 
     def same(self, what: str, value: Callable[[], Any], advice: str, error: Exception | None = None) -> None:
-        """Raise on all ranks unless all have the same value, told by its ``repr``; the host waits for it.
+        """Raise on all ranks unless all have the same value, compared by its ``repr``; this makes the host wait.
 
-        A rank that has an error raises that; its value must differ from those of the others.
+        A rank with an error raises that error, and makes its value differ from those of the others.
         """
         told = (value(), sorted(self.owners.items()), error and self.rank)
         digest = int.from_bytes(hashlib.sha256(repr(told).encode()).digest()[:7], "big")
@@ -176,7 +176,7 @@ class Team(Ranks):
             )
 
     def together(self, error: Exception | None, what: str) -> None:
-        """Raise an error on the rank that has one, and on all others another that says so."""
+        """Raise an error on the rank where it occurred, and on all others one that says so."""
         failed = torch.tensor(float(error is not None), device=self.device)
         dist.all_reduce(failed, dist.ReduceOp.MAX, group=self.group)
         if error is not None:
@@ -185,7 +185,7 @@ class Team(Ranks):
             raise RuntimeError(f"{what}: it failed on another rank, so it was not done on rank {self.rank} either")
 
     def exchange(self, outgoing: Sequence[Sequence[Tensor]], counts: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
-        """Send tensors to each rank, and receive as many numbers as agreed upon from each, as flat tensors."""
+        """Send tensors to each rank, and receive ``counts`` numbers from each, as flat tensors."""
         parts = [t.reshape(-1).to(self.device, dtype) for to_rank in outgoing for t in to_rank]
         flat = torch.cat(parts) if parts else torch.empty(0, dtype=dtype, device=self.device)
         received = torch.empty(sum(counts), dtype=dtype, device=self.device)
@@ -196,13 +196,13 @@ class Team(Ranks):
     def broadcast(
         self, mine: Mapping[int, Tensor], owners: Mapping[int, int], shapes: Mapping[int, Any], dtype: torch.dtype
     ) -> Iterator[dict[int, Tensor]]:
-        """What the ranks have, by position, rank by rank; while one is being used, the next is on its way.
+        """Tensors of all ranks by position, rank by rank; those of the next rank are sent while these are used.
 
         Args:
-            mine: what this rank has
-            owners: which rank has what, the same on all ranks
-            shapes: of all of them
-            dtype: of all of them
+            mine: tensors of this rank
+            owners: rank that has the tensor of each position, the same on all ranks
+            shapes: shapes of all tensors
+            dtype: dtype of all tensors
         """
         positions = [[i for i in sorted(owners) if owners[i] == rank] for rank in range(self.size)]
 
@@ -227,7 +227,7 @@ class Team(Ranks):
 
 
 def _group(shard: Any) -> Any:
-    """One process group of all ranks of a mesh."""
+    """Process group of ``shard``; for a mesh one with all of its ranks."""
     from torch.distributed import device_mesh
 
     if not isinstance(shard, dist.ProcessGroup | device_mesh.DeviceMesh):

@@ -1,4 +1,4 @@
-"""What the optimizer keeps, checks, saves and loads."""
+"""State of the optimizer: how it is kept, checked, saved and loaded."""
 
 from . import checkpoint, checks, options, summary
 from .store import Store

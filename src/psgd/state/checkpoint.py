@@ -1,4 +1,4 @@
-"""What a state dict must look like: everything is checked and copied before any of it is loaded."""
+"""Checks of a state dict: everything is checked and copied before any of it is loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPTIONAL = {"momentum", "momentum_weight", "skipped"}
 def checked_groups(
     saved: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """The saved param groups, completed by the defaults of options that did not exist when they were saved."""
+    """Saved param groups, completed by the defaults of options that did not exist when they were saved."""
     for key, kind in (("state", Mapping), ("param_groups", list)):
         if key not in saved:
             raise ValueError(f"state_dict[{key!r}]: missing; load_state_dict wants what state_dict() returned")
@@ -48,7 +48,7 @@ def checked_state(
     Args:
         saved: a state dict whose param groups have been checked
         expected: for each parameter, tensors of the right shape, dtype and device for every entry it may have
-        frozen: parameters whose state may be missing; they keep what is expected
+        frozen: for each parameter whether its state may be missing, in which case it gets what is expected
     """
     ids = list(chain.from_iterable(group["params"] for group in saved["param_groups"]))
     state = saved["state"]
@@ -108,5 +108,5 @@ def _checked_entries(entries: Mapping[str, Any], right: Mapping[str, Tensor], wh
 
 
 def copied(state: Mapping[Tensor, Mapping[str, Tensor]]) -> defaultdict[Tensor, dict[str, Tensor]]:
-    """Copies of all tensors of a state: each view of a stack would carry the whole stack along."""
+    """Copies of all tensors of a state: a view of a stack would be pickled with the whole stack."""
     return defaultdict(dict, {p: {k: v.clone() for k, v in entries.items()} for p, entries in state.items()})

@@ -1,4 +1,4 @@
-"""Checks of what comes from outside: each error names the argument, the value and what would be right."""
+"""Checks of users' arguments: each error names the argument, the value and what would be right."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Kind = tuple[torch.Size, torch.dtype, torch.device]
 
 
 def choice(name: str, value: Any, kind: type[Any]) -> Any:
-    """``value``, an object of a class derived from ``kind``."""
+    """Return ``value`` if it is an object of a class derived from ``kind``; else raise."""
     if not isinstance(value, kind):
         known = ", ".join(f"{c.__name__}()" for c in kind.__subclasses__())
         hint = f" (an object of the class: {value.__name__}())" if isinstance(value, type) else ""
@@ -26,14 +26,14 @@ def choice(name: str, value: Any, kind: type[Any]) -> Any:
 
 
 def function(name: str, value: Any, right: str) -> Any:
-    """``value``, a function; a class is one only by mistake."""
+    """Return ``value`` if it is a function, and not a class, which is callable only by mistake; else raise."""
     if isinstance(value, type) or not callable(value):
         raise TypeError(f"{name}={value!r}: PSGD wants {right}")
     return value
 
 
 def precision(value: Any, structure: Structure) -> Any:
-    """``value``, a dtype that ``Q`` may have, or None."""
+    """Return ``value`` if it is a dtype that ``Q`` may have, or None; else raise."""
     if value is not None and value not in (torch.bfloat16, torch.float32, torch.float64):
         raise ValueError(f"precond_dtype={value!r}: PSGD wants torch.bfloat16, torch.float32, torch.float64 or None")
     if value == torch.bfloat16 and structure.inverts:
@@ -45,7 +45,7 @@ def precision(value: Any, structure: Structure) -> Any:
 
 
 def normalization(value: Any, structure: Structure) -> Any:
-    """``value``, a normalisation or None; structures that normalise in their own way leave no choice."""
+    """Return ``value`` if it is a normalisation or None; structures that normalise in their own way allow only None."""
     if value is None:
         return None
     function("normalize", value, "MaxAbs(), MaxDiag(), Spectral() or None")
@@ -58,7 +58,7 @@ def normalization(value: Any, structure: Structure) -> Any:
 
 
 def param_groups(params: Any) -> list[Any]:
-    """Parameters, named parameters or param groups in a list: what can be gone through once is needed more often."""
+    """List of parameters, named parameters or param groups, as an iterator could be read only once."""
     if isinstance(params, Tensor) or not isinstance(params, Iterable):
         raise TypeError(f"params={params!r}: PSGD wants an iterable of tensors or of param groups")
     groups = [_listed(item) if isinstance(item, dict) else item for item in params]
@@ -68,7 +68,7 @@ def param_groups(params: Any) -> list[Any]:
 
 
 def param_group(group: Any, choices: Collection[str], where: str) -> dict[str, Any]:
-    """A param group with its parameters in a list, without options that are for all parameters together."""
+    """Param group with its parameters in a list; raise if it has options that are for all parameters together."""
     if not isinstance(group, dict):
         raise TypeError(f"param_group={group!r}: PSGD wants a dict with the key 'params'")
     if "params" not in group:
@@ -82,7 +82,7 @@ def param_group(group: Any, choices: Collection[str], where: str) -> dict[str, A
 
 
 def _listed(group: dict[str, Any]) -> dict[str, Any]:
-    """A param group with its parameters in a list; what torch refuses is left to it."""
+    """Param group with its parameters in a list; torch itself refuses those that cannot be listed."""
     params = group.get("params")
     if isinstance(params, Iterable) and not isinstance(params, (Tensor, set)):
         return {**group, "params": list(params)}
@@ -90,13 +90,13 @@ def _listed(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def all_tensors(params: Sequence[Any]) -> list[Any]:
-    """The tensors among parameters, named parameters or param groups."""
+    """All tensors of parameters, named parameters or param groups."""
     groups = [item.get("params", []) if isinstance(item, dict) else [item] for item in params]
     return [tensor for group in groups for tensor in tensors_of(group)]
 
 
 def tensors_of(params: Any) -> list[Any]:
-    """The tensors among what a param group may hold: a tensor, tensors, or pairs of a name and a tensor."""
+    """Tensors of a param group, which may hold a tensor, tensors, or pairs of a name and a tensor."""
     return [params] if isinstance(params, Tensor) else [p[1] if isinstance(p, tuple) else p for p in params]
 
 
@@ -126,7 +126,7 @@ def new_parameters(params: Any, known: Collection[Tensor], where: str) -> None:
 
 
 def fits_memory(structure: Structure, blocks: Iterable[tuple[Block, torch.dtype, torch.device]]) -> None:
-    """Raise before an allocation that could not succeed."""
+    """Raise if ``Q`` of all blocks needs more memory than a device has, before anything is allocated."""
     needed: defaultdict[torch.device, int] = defaultdict(int)
     largest: dict[torch.device, tuple[int, tuple[int, ...]]] = {}
     for block, dtype, device in blocks:
@@ -145,7 +145,7 @@ def fits_memory(structure: Structure, blocks: Iterable[tuple[Block, torch.dtype,
 
 
 def gradients(kinds: Sequence[Kind], grads: Sequence[Tensor | None], name: Callable[[int], str]) -> dict[int, Tensor]:
-    """Gradients by position, without missing and empty ones, for parameters of these kinds."""
+    """Gradients by position, without missing and empty ones; raise if one is not of the kind of its parameter."""
     found = {}
     for i, (of_parameter, grad) in enumerate(zip(kinds, grads, strict=True)):
         if grad is None or 0 in of_parameter[0]:
@@ -170,7 +170,7 @@ def describe(k: Kind) -> str:
 
 
 def finite(loss: Any, grads: Mapping[int, Tensor], step: int, name: Callable[[int], str]) -> None:
-    """For those who want to know at once, and to wait for the device at every step."""
+    """Raise if the loss or a gradient is not finite; this makes the host wait for the device."""
     bad = [name(i) for i, grad in grads.items() if not bool(torch.isfinite(grad).all())]
     if bad:
         raise FloatingPointError(f"step {step}: the gradient of {', '.join(bad)} is not finite")

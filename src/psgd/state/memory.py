@@ -1,4 +1,4 @@
-"""How much memory there is, for errors that come before the allocation fails."""
+"""Free memory of devices, for errors before an allocation would fail."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Free memory of a device, or None where it cannot be told."""
+    """Free memory of a device, or None if it is unknown."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -27,7 +27,8 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def readable(size: float) -> str:
-    """
+    """Size in binary units.
+
     >>> readable(1536)
     '1.5 KiB'
     """
@@ -39,7 +40,7 @@ def readable(size: float) -> str:
 
 
 def parse(text: str) -> int | None:
-    """Undo ``readable``; None for what is not a size in binary units.
+    """Inverse of ``readable``; None for text that is not a size in binary units.
 
     >>> parse("1.5 KiB")
     1536

@@ -1,4 +1,4 @@
-"""The numbers of a param group: what each may be, and an error that says so."""
+"""Numbers of a param group: the values that each may have, and an error that names them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NAMES = tuple(_RULES)
 
 
 def check(options: Mapping[str, Any], where: str = "") -> None:
-    """Raise ``ValueError`` for the first option that is not what it should be."""
+    """Raise ``ValueError`` for the first option whose value is not allowed."""
     for name, (allowed, right) in _RULES.items():
         if name not in options:
             raise ValueError(f"{name}{where}: missing; PSGD wants {right}")

@@ -1,4 +1,4 @@
-"""How the tensors of blocks become stacks, and how stacks lie in memory."""
+"""Construction of stacks from the tensors of blocks, and the layout of stacks in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stack_of(
 
     Args:
         blocks: blocks of one shape
-        states: for each its state
+        states: state of each block
         template: group of one such block
         dtype: dtype of averages and steps
         device: device of the state
@@ -46,7 +46,7 @@ def stack_of(
 
 
 def side_by_side(stacks: Sequence[Stack], key: Callable[[Stack], Hashable]) -> list[Stack]:
-    """Put factors of one size of all stacks with the same key side by side in memory, to be used as one tensor."""
+    """Make factors of one size adjacent in memory, for all stacks with the same key, so that they are one tensor."""
     alike: defaultdict[tuple[Any, ...], list[tuple[int, str, Tensor]]] = defaultdict(list)
     for k, stack in enumerate(stacks):
         for name, buffer in stack.group.buffers().items():

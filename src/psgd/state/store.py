@@ -1,6 +1,6 @@
-"""The optimizer's parameters and what it keeps for them: blocks, their state, and the stacks and buckets made of it.
+"""Parameters of the optimizer and their state: blocks, and the stacks and buckets made of them.
 
-The state of a block belongs to its first parameter, and is made of tensors only, so that every tool that handles the
+The state of a block belongs to its first parameter, and consists of tensors only, so that every tool that handles the
 state of torch's own optimizers can handle it. For speed, the tensors of blocks of equal shape are views of a stack.
 """
 
@@ -29,7 +29,7 @@ from .stacking import side_by_side, stack_of
 
 
 class Placed(NamedTuple):
-    """A block, with dtype and device of its ``Q``."""
+    """Block with the dtype and device of its ``Q``."""
 
     block: Block
     dtype: torch.dtype
@@ -40,11 +40,11 @@ class Store:
     """Parameters, blocks and state of an optimizer.
 
     Args:
-        structure: what ``Q`` is
-        blocks: which parameters share a ``Q``
+        structure: structure of ``Q``
+        blocks: rule that says which parameters share a ``Q``
         precond_dtype: dtype of ``Q``, or None for that of the parameters
-        normalize: how steps of ``Q`` are normalised
-        ranks: who has which block
+        normalize: normalisation of the steps of ``Q``
+        ranks: ranks that share the blocks
     """
 
     def __init__(
@@ -58,19 +58,19 @@ class Store:
         self.structure, self.blocks_of = structure, blocks
         self.precond_dtype, self.normalize = precond_dtype, normalize
         self.ranks = ranks
-        #: the optimizer's own, see ``attach``
+        #: state of the optimizer, see ``attach``
         self.state: MutableMapping[Tensor, dict[str, Tensor]] = {}
         self.groups: Sequence[Mapping[str, Any]] = ()
         self._start_over()
 
     def attach(self, state: Any, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Use the state and the param groups that the optimizer has now: torch and users may replace them."""
+        """Use the present state and param groups of the optimizer: torch and users may replace them."""
         self.state, self.groups = state, groups
 
     def _start_over(self) -> None:
-        #: steps taken; every state holds this tensor, on the CPU, where reading it costs nothing
+        #: number of steps taken; every state holds this tensor, which is on the CPU, so that reading it costs nothing
         self.clock = torch.zeros((), dtype=torch.int64, device="cpu")
-        #: steps skipped, counted on each device without reading
+        #: number of steps skipped, counted on each device without reading it
         self.skipped: dict[torch.device, Tensor] = {}
         self.params: list[Tensor] = []
         #: index of the param group of each parameter
@@ -79,11 +79,11 @@ class Store:
         self.kinds: list[checks.Kind] = []
         #: blocks of this rank
         self.blocks: list[Block] = []
-        #: for each block the parameter whose state holds what belongs to the block
+        #: for each block the position of the parameter that holds the state of the block
         self.homes: dict[Block, int] = {}
-        #: state of each parameter
+        #: state of each parameter, to notice if it is replaced
         self._entries: list[dict[str, Tensor]] = []
-        #: for each block its state, and name and value of some entries of it, which are views of a stack
+        #: for each block its state, and name and value of entries that are views of a stack, to notice replaced ones
         self._views: list[tuple[dict[str, Tensor], str, Tensor]] = []
         self._stacks: list[Stack] | None = None
         self._buckets: list[Bucket] = []
@@ -96,7 +96,7 @@ class Store:
 
         Args:
             params: parameters of the group
-            first: position of the first of them
+            first: position of the first parameter
         """
         numbered = [(i, p) for i, p in enumerate(params, first) if isinstance(p, Tensor) and p.numel() > 0]
         return [
@@ -109,7 +109,7 @@ class Store:
         ]
 
     def adopt(self, group: Mapping[str, Any]) -> None:
-        """Take in a param group, and make what is missing of its state."""
+        """Add a param group, and create the missing parts of its state."""
         index = 1 + max(self.group_of, default=-1)
         divided = self.divide(group["params"], first=len(self.params))
         for p in group["params"]:
@@ -139,13 +139,16 @@ class Store:
         return cost_of(group, placed.block.numel * self.dtype_of(placed.block).itemsize)
 
     def _home(self, block: Block) -> int:
-        """Parameter that has the state of a block, or else its first trainable one: tools drop that of frozen ones."""
+        """Position of the parameter that holds the state of a block, or else of the first trainable one.
+
+        Tools drop the state of frozen parameters.
+        """
         has_state = [i for i in block.params if any(name.startswith("Q") for name in self.state[self.params[i]])]
         trainable = [i for i in block.params if self.params[i].requires_grad]
         return (has_state + trainable + list(block.params))[0]
 
     def rebuild(self) -> None:
-        """Put together again what belongs to the parameters, after they or their state were changed from outside."""
+        """Build everything again from the param groups and the state, after either was changed from outside."""
         states = [self.state[p] for group in self.groups for p in group["params"] if p in self.state]
         steps = max((int(state["step"]) for state in states if "step" in state), default=0)
         skipped = {state["skipped"].device: state["skipped"] for state in states if "skipped" in state}
@@ -156,7 +159,7 @@ class Store:
             self.adopt(group)
 
     def notice_changes(self) -> None:
-        """Rebuild if others changed the param groups or the state: groups taken out, a state that was cleared."""
+        """Rebuild if the param groups or the state were changed from outside, such as by clearing the state."""
         params = [p for group in self.groups for p in group["params"]]
         same = len(params) == len(self.params) and all(map(operator.is_, params, self.params))
         same = same and all(map(operator.is_, map(self.state.get, params), self._entries))
@@ -194,17 +197,17 @@ class Store:
         return precise_dtype([self.params[i] for i in block.params])
 
     def options_of(self, i: int) -> Mapping[str, Any]:
-        """The param group of a parameter."""
+        """Param group of a parameter."""
         return self.groups[self.group_of[i]]
 
     def name(self, i: int) -> str:
-        """What errors call a parameter."""
+        """Name of a parameter for errors."""
         names = self.options_of(i).get("param_names")
         name = "" if names is None else f" ({names[i - self.group_of.index(self.group_of[i])]})"
         return f"parameter {i}{name}"
 
     def expected(self, i: int) -> dict[str, Tensor]:
-        """All that the state of a parameter may hold."""
+        """All entries that the state of a parameter may have."""
         expected = dict(self.state[self.params[i]])
         block = next((block for block, home in self.homes.items() if home == i), None)
         if block is not None and "momentum" not in expected:
@@ -213,15 +216,15 @@ class Store:
         return expected
 
     def may_be_missing(self) -> list[bool]:
-        """For each parameter whether a checkpoint may lack its state: frozen ones that hold no state others need."""
+        """Whether a checkpoint may lack the state of each parameter: if it is frozen, and others do not need it."""
         needed = {i for block, i in self.homes.items() if any(self.params[j].requires_grad for j in block.params)}
         return [not p.requires_grad and i not in needed for i, p in enumerate(self.params)]
 
     # Stacks and buckets.
 
     def stacks(self) -> list[Stack]:
-        """Blocks of one param group, shape and precision, with their ``Q``; the state are views of them."""
-        # Someone may have put other tensors there, as offloading does.
+        """Stacks of blocks of one param group, shape and precision, with their ``Q``; the state holds views of them."""
+        # Others may have replaced tensors of the state, as offloading does.
         if self._stacks is None or any(entries.get(name) is not view for entries, name, view in self._views):
             self._views = []
             self._stacks = self._new_stacks()
@@ -250,12 +253,12 @@ class Store:
         return side_by_side(stacks, self._key)
 
     def _kind_of(self, block: Block) -> tuple[int, torch.dtype]:
-        """Param group and dtype of the parameters of a block: kernels want one dtype."""
+        """Param group of a block, and dtype of its parameters: kernels want one dtype."""
         first = block.params[0]
         return self.group_of[first], self.params[first].dtype
 
     def _key(self, stack: Stack) -> tuple[Any, ...]:
-        """What the stacks of a bucket have in common."""
+        """Key that the stacks of a bucket have in common."""
         return self._kind_of(stack.blocks[0]), stack.device, stack.like.dtype, stack.dtype
 
     def _share_views(self, stack: Stack) -> None:
@@ -264,7 +267,7 @@ class Store:
             state = self.state_of(block)
             views = {name: buffer[row] for name, buffer in stack.buffers().items()}
             state.update(views)
-            # Whoever replaces an entry of Q replaces all of it: watching one of them is enough, and the average.
+            # Tools replace all entries of Q or none: it is enough to watch one of them, and the average.
             watched = [next(iter(views)), *(name for name in AVERAGE if name in views)]
             self._views = [entry for entry in self._views if entry[0] is not state]
             self._views += [(state, name, views[name]) for name in watched]
@@ -276,9 +279,9 @@ class Store:
         return [Bucket(same, kind[0], self.structure, self.normalize) for (kind, *_), same in alike.items()]
 
     def buckets(self, given: Mapping[int, Tensor]) -> Sequence[Bucket]:
-        """Blocks that have gradients, together with those that take their steps with them.
+        """Buckets of the blocks that have gradients.
 
-        The same object as long as all blocks have gradients and nothing was changed from outside.
+        It is the same object as long as all blocks have gradients and nothing was changed from outside.
         """
         self.stacks()
         for stack in self._stacks or ():  # momentum may be switched on at any step

@@ -1,4 +1,4 @@
-"""A short description of an optimizer: its choices, its numbers, and its blocks with their structure and memory."""
+"""Short description of an optimizer: its choices, its numbers, and its blocks with their structure and memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def headline(name: str, choices: Sequence[object], groups: Sequence[Mapping[str,
 
 
 def table(stacks: Sequence[Stack], params: Sequence[Tensor]) -> str:
-    """One line for all blocks of one shape, and a last line with the sums."""
+    """Table with one line for all blocks of a stack, and a last line with the sums."""
     lines = []
     total = 0
     for stack in stacks:

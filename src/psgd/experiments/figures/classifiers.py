@@ -1,4 +1,4 @@
-"""What Figures 7, 8 and 9 have in common: MNIST, eight settings, training loss and test error side by side."""
+"""Common parts of Figures 7, 8 and 9: MNIST, eight settings, training loss and test error side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..training import label
 EIGHT = {label(method, lr): (method, lr) for method in ("SGD", "c1", "c2", "c3") for lr in (0.01, 0.1)}
 TICKS = (0.02, 0.03, 0.05, 0.08, 0.1, 0.2, 0.3, 0.5)
 SMALL_SGD, SGD, SMALL_C1, C1, SMALL_C2, C2, SMALL_C3, C3 = EIGHT
-#: with the larger step size preconditioner 3 is at its best on the networks; these are what it is compared with
+#: settings that preconditioner 3 is compared with; it is at its best on the networks with the larger learning rate
 RIVALS = (SMALL_SGD, SGD, SMALL_C1, C1, SMALL_C2, C2)
 
 
@@ -33,16 +33,17 @@ def runs_of(
     max_norm: float | None = None,
     **model: Any,
 ) -> Callable[[Size, int], list[Run]]:
-    """The eight settings, and extra ones, for a model.
+    """Runs of the eight settings, and of extra ones, for a model.
 
-    What no claim follows to the end is trained for ``short_epochs`` only, and for the first ``baseline_seeds`` seeds.
+    Settings that no claim follows to the end are trained for ``short_epochs`` only, and for the first
+    ``baseline_seeds`` seeds.
 
     Args:
-        figure: its name
-        seconds: about how long a step with an update takes
+        figure: name of the figure
+        seconds: approximate time of a step with an update
         followed: labels of the settings that are trained for all epochs
         extra: settings by label, for instance regularised ones
-        max_norm: largest length of preconditioned gradients, where one is needed
+        max_norm: largest length of preconditioned gradients, if one is needed
         model: layers and loss
     """
 
@@ -84,12 +85,12 @@ def runs_of(
 
 
 def _seconds(options: dict[str, Any], update: float) -> float:
-    """About how long an iteration takes."""
+    """Approximate time of an iteration."""
     return 0.002 if options["method"] == "SGD" else 0.01 + update / float(options["update_every"])
 
 
 def draw_of(loss: str, losses: tuple[float, float], errors: tuple[float, float]) -> Callable[[Results], Picture]:
-    """Training loss and test error, with the given limits of their logarithmic axes."""
+    """Function that draws training loss and test error, with the given limits of their logarithmic axes."""
 
     def draw(results: Results) -> Picture:
         picture = Picture(figsize=(10, 5), layout="constrained")
@@ -115,7 +116,7 @@ def draw_of(loss: str, losses: tuple[float, float], errors: tuple[float, float])
 
 
 def best_error(result: Result) -> float:
-    """The lowest test error along the curve."""
+    """Lowest test error along the curve."""
     return min(result.column("error"), default=1.0)
 
 
@@ -128,7 +129,7 @@ def errors(results: Sequence[Result], measure: Callable[[Result], float]) -> str
 
 
 def perform_poorly(*results: Result) -> Verdict:
-    """As far as all were trained, all but the last have a test error at least half as large again as the last."""
+    """Whether all but the last have more than 1.5 times the test error of the last, as far as all were trained."""
     # A run that ends early has diverged; it does not shorten the others.
     epoch = min(max(result.column("epoch")) for result in results if isfinite(result.rows[-1]["loss"]))
     *poor, good = (cut(result, epoch) for result in results)
@@ -137,7 +138,7 @@ def perform_poorly(*results: Result) -> Verdict:
 
 
 def cut(result: Result, epoch: float) -> Result:
-    """The curve up to an epoch."""
+    """Curve up to an epoch."""
     return replace(result, rows=[row for row in result.rows if row["epoch"] <= epoch])
 
 
@@ -160,14 +161,14 @@ def error_under(level: float, measure: Callable[[Result], float] = best_error) -
 
 
 def best_settled(result: Result) -> tuple[float, float]:
-    """The lowest mean of three successive test errors, and the epoch of the last of the three."""
+    """Lowest mean of three successive test errors, and the epoch of the last of the three."""
     errors, epochs = result.column("error"), result.column("epoch")
     means = [(fmean(errors[max(k - 2, 0) : k + 1]), epochs[k]) for k in range(min(2, len(errors) - 1), len(errors))]
     return min(means)
 
 
 def overfits(result: Result) -> Verdict:
-    """The test error ends worse than it was, by a tenth or more, and the loss is twice as large on the test data."""
+    """Whether the test error ends worse than its best, by a tenth or more, and the test loss is twice as large."""
     best, epoch = best_settled(result)
     end, loss, test_loss = settled_error(result), result.last("loss", 3), result.last("test loss", 3)
     text = (
@@ -177,7 +178,7 @@ def overfits(result: Result) -> Verdict:
 
 
 def no_overfitting(c3: Result, sgd: Result) -> Verdict:
-    """The test error stays within a tenth of its best, though the training data are fitted better than by SGD."""
+    """Whether the test error stays within a tenth of its best, though the training loss is lower than that of SGD."""
     best, epoch = best_settled(c3)
     end = settled_error(c3)
     fitted = c3.last("loss", 3) < sgd.last("loss", 3)

@@ -19,16 +19,16 @@ from ..figure import Figure, Size, Table
 from ..run import Result, Results, Row, Run
 
 RNN, MNIST = "recurrent network", "MNIST network"
-#: more mini-batches than there are
+#: update interval that is longer than a run
 NEVER = 10**9
-#: mini-batches between two updates of Q
+#: number of mini-batches between two updates of Q
 EVERY = (1, 2, 5, 10, NEVER)
-#: mini-batches in a turn, so that each of them has its share of updates
+#: number of mini-batches in a turn, so that each turn has its share of updates
 TURN = 10
 
 
 def measure(*, seed: int, device: str, model: str, rounds: int, length: int) -> Iterator[Row]:
-    """Seconds for one iteration of each kind; all kinds take turns, so that a busy machine slows all of them."""
+    """Measure seconds of one iteration of each kind; all kinds take turns, so that a busy machine slows all of them."""
     start: Callable[[int, str], Start] = partial(_rnn, length) if model == RNN else _mnist
     kinds: dict[str, Callable[[], Any]] = {"gradient": _gradient(*start(seed, device))}
     for name, method, every in (("SGD", "SGD", 1), *((_name(every), "c3", every) for every in EVERY)):
@@ -42,7 +42,7 @@ def measure(*, seed: int, device: str, model: str, rounds: int, length: int) -> 
             for _ in range(TURN):
                 iterate()
             row[name] = (time.perf_counter() - begin) / TURN
-        if number:  # the first is for warming up
+        if number:  # the first is the warm-up
             yield row
 
 
@@ -60,7 +60,7 @@ def _rnn(length: int, seed: int, device: str) -> Start:
 
 
 def _mnist(seed: int, device: str) -> Start:
-    """On noise: the time does not depend on what the images show."""
+    """MNIST network on noise: the time does not depend on the images."""
     generator = torch.Generator().manual_seed(seed)
     model = digits.network([300], generator).to(device)
     images = (2 * torch.rand(600, digits.PIXELS, generator=generator) - 1).to(device)
@@ -103,7 +103,7 @@ def _seconds(result: Result, name: str) -> float:
 
 
 def update_share(result: Result, every: int = 1) -> float:
-    """The part of an iteration that goes into updating Q: what is left without the gradients and the step itself."""
+    """Share of an iteration for updating Q: without the gradients and the step itself."""
     whole = _seconds(result, _name(every))
     rest = _seconds(result, "PSGD, no update") + _seconds(result, "gradient") / every
     return max(whole - rest, 0) / whole
@@ -144,7 +144,7 @@ def tables(results: Results) -> list[Table]:
 
 
 def share_is(paper: float) -> Callable[[Result], Verdict]:
-    """Not more than one and a half times what the paper reports."""
+    """Check that a share is not more than one and a half times that of the paper."""
 
     def check(result: Result) -> Verdict:
         share = update_share(result)
@@ -163,7 +163,7 @@ def cheap_when_rare(result: Result) -> Verdict:
 
 
 def gradients_dominate(result: Result) -> Verdict:
-    """Both gradients of an iteration together take more than half of it."""
+    """Whether both gradients of an iteration together need more than half of its time."""
     share = 2 * _seconds(result, "gradient") / _seconds(result, _name(1))
     return Verdict(share > 0.5, f"{share:.0%}")
 

@@ -13,14 +13,14 @@ from ..claim import Claim, Verdict
 from ..figure import Figure, Size
 from ..run import Result, Results, Row, Run
 
-#: of −(0.75 θ₁² + 2.5 θ₁θ₂ + 0.75 θ₂²)
+#: Hessian of −(0.75 θ₁² + 2.5 θ₁θ₂ + 0.75 θ₂²)
 H = ((-1.5, -2.5), (-2.5, -1.5))
 P = ((1.25, -0.75), (-0.75, 1.25))
 BEFORE, AFTER = "before", "after preconditioning"
 
 
 def eigenvalues(*, seed: int, device: str, H: list[list[float]], P: list[list[float]]) -> Iterator[Row]:
-    """A row for each eigenvalue of PH."""
+    """Yield a row for each eigenvalue of PH."""
     found = preconditioned_eigenvalues(torch.tensor(P, dtype=torch.float64), torch.tensor(H, dtype=torch.float64))
     for index, value in enumerate(found.tolist()):
         yield {"direction": index, "eigenvalue": value}

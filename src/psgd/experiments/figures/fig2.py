@@ -1,4 +1,4 @@
-"""Figure 2: what the three criteria make of random Hessians: definite or not, huge or tiny, with noise or without."""
+"""Figure 2: the three criteria on random Hessians: definite or not, huge or tiny, with noise or without."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POINTS = 100
 
 
 def fit(*, seed: int, device: str, method: str, samples: int, precond_lr: float) -> Iterator[Row]:
-    """All eight scenarios at once, as one stack of preconditioners."""
+    """Fit all eight scenarios at once, as one stack of preconditioners."""
     generator = torch.Generator().manual_seed(seed)
     H = torch.stack([hessian(scenario, generator) for scenario in SCENARIOS])
     noisy = torch.tensor([scenario.noisy for scenario in SCENARIOS])
@@ -90,7 +90,7 @@ Limits = tuple[float, float]
 
 
 def within(rows: Sequence[int], spread: Limits, size: Limits, noise: Limits) -> Callable[[Result], Verdict]:
-    """All three measures between their limits in all the given rows."""
+    """Check that all three measures are between their limits in all the given rows."""
 
     def check(result: Result) -> Verdict:
         holds, texts = True, []
@@ -104,7 +104,7 @@ def within(rows: Sequence[int], spread: Limits, size: Limits, noise: Limits) -> 
 
 
 def similar_rates(result: Result) -> Verdict:
-    """Pairs until mean |λ| is between ½ and 2, for the tiny and the huge noise-free Hessian of each kind."""
+    """Compare pairs until mean |λ| is between ½ and 2, for the tiny and the huge noise-free Hessian of each kind."""
     times = [
         next((row["pairs"] for row in result.rows if 0.5 <= row[f"{number}: mean |λ|"] <= 2), float("inf"))
         for number in NOISE_FREE
@@ -115,7 +115,7 @@ def similar_rates(result: Result) -> Verdict:
 
 
 def fails(result: Result) -> Verdict:
-    """Nowhere a useful preconditioner: eigenvalues both closer together and of size about one."""
+    """Whether no preconditioner is useful: eigenvalues both closer together and of size about one."""
     gains = _at_end(result, "spread gain", INDEFINITE)
     sizes = _at_end(result, "mean |λ|", INDEFINITE)
     useful = [gain > 1.5 and 0.5 < size < 2 for gain, size in zip(gains, sizes, strict=True)]
@@ -123,7 +123,7 @@ def fails(result: Result) -> Verdict:
 
 
 def limited(c1: Result, c2: Result, c3: Result) -> Verdict:
-    """Neither brings the eigenvalues of both definite noise-free Hessians as close together as criterion 3."""
+    """Whether neither brings the eigenvalues of both definite noise-free Hessians as close together as criterion 3."""
     rows = NOISE_FREE[:2]
     sizes = {r.label: _at_end(r, "mean |λ|", rows) for r in (c1, c2, c3)}
     gains = {r.label: min(_at_end(r, "spread gain", rows)) for r in (c1, c2, c3)}

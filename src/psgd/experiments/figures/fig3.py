@@ -21,10 +21,10 @@ from ..run import Result, Results, Row, Run
 from ..training import CRITERIA, averaged, label, losses
 
 EVERY = 100
-#: what the paper adjusts the step sizes for
+#: interference for which the paper adjusts the learning rates
 FLOOR = 0.027
 NEWTON = "estimated Hessian (Proposition 2), step size 0.01"
-#: method, step size, and the largest length of a preconditioned gradient where one is needed
+#: method, learning rate, and the largest length of a preconditioned gradient if one is needed
 SETTINGS: dict[str, tuple[str, float, float | None]] = {
     label("SGD", 0.02): ("SGD", 0.02, None),
     label("c1", 0.02): ("c1", 0.02, 1.0),
@@ -48,7 +48,7 @@ def train(
     max_norm: float | None = None,
     forget: float = 0.0,
 ) -> Iterator[Row]:
-    """A row with the loss and the interference for every 100 mini-batches."""
+    """Yield a row with the loss and the interference every 100 mini-batches."""
     data = ((windows.to(device),) for (windows,) in equalizer.batches(torch.Generator().manual_seed(seed)))
     w = equalizer.start().to(device).requires_grad_()
     if method == "Newton":
@@ -108,7 +108,7 @@ def _steady(result: Result) -> float:
 
 
 def _time_to(level: float, result: Result) -> float:
-    """Mini-batches until the interference, averaged over ten points, is under a level."""
+    """Number of mini-batches until the interference, averaged over ten points, is below a level."""
     curve = result.column("ISI")
     means = [fmean(curve[k : k + 10]) for k in range(max(len(curve) - 9, 0))]
     return next((result.rows[k]["iteration"] for k, mean in enumerate(means) if mean < level), float("inf"))
@@ -132,27 +132,27 @@ def no_help(c2: Result, sgd: Result) -> Verdict:
 
 
 def diverges(result: Result) -> Verdict:
-    """By the loss: the interference does not see the scale of the taps."""
+    """Whether the loss diverges: the interference does not depend on the scale of the taps."""
     loss = result.last("loss")
     text = f"loss {loss:.3g}, ISI {result.last('ISI'):.3g} at the end"
     return Verdict(loss > 10 * equalizer.MODULUS**2, text)
 
 
 def accelerates(faster: Result, sgd: Result) -> Verdict:
-    """An interference of 0.25 in less than 0.8 of the time."""
+    """Whether it reaches an interference of 0.25 in less than 0.8 of the time."""
     times = [_time_to(0.25, result) for result in (faster, sgd)]
     holds = isfinite(times[0]) and times[0] < 0.8 * times[1]
     return Verdict(holds, f"mini-batches to ISI 0.25: {when(times[0])}, SGD: {when(times[1])}")
 
 
 def _bumps(result: Result) -> float:
-    """The mean change from one point to the next, of the last twenty, relative to their mean."""
+    """Mean change from one point to the next, of the last twenty, relative to their mean."""
     curve = result.column("ISI")[-20:]
     return fmean([abs(b - a) for a, b in pairwise(curve)]) / fmean(curve)
 
 
 def slowest_and_bumpy(sgd: Result, c1: Result, c3: Result, newton: Result) -> Verdict:
-    """The last to reach an interference of 0.25, above the floor at the end, and less steady than preconditioner 3."""
+    """Whether SGD is the last to reach 0.25, ends above the floor, and is less steady than preconditioner 3."""
     times = [_time_to(0.25, result) for result in (sgd, c1, c3, newton)]
     holds = times[0] > max(times[1:]) and _steady(sgd) > 1.2 * FLOOR and _bumps(sgd) > _bumps(c3)
     varying = f"varying by {_bumps(sgd):.0%} from point to point, preconditioner 3 by {_bumps(c3):.0%}"

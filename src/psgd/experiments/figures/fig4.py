@@ -17,7 +17,7 @@ POINTS = 400
 
 
 def describe(*, seed: int, device: str, points: int) -> Iterator[Row]:
-    """For each x₂: the share of class 1, and how often the class changes along x₁."""
+    """Yield for each x₂ the share of class 1, and how often the class changes along x₁."""
     grid = zebra.grid(points)
     for x2, labels in zip(grid[:, 0, 1].tolist(), zebra.label(grid), strict=True):
         changes = int((labels[1:] != labels[:-1]).sum())

@@ -34,7 +34,7 @@ SETTINGS = {
 }
 SGD, C1, C2, C3 = label("SGD", 1.0), label("c1", 0.1), label("c2", 1.0), label("c3", 0.1)
 RMSPROP, SGD_LARGER = label("RMSProp", 0.01), label("SGD", 5.0)
-#: what claims speak of; the others are drawn, for the first seed
+#: labels that claims are about; the others are drawn, for the first seed
 COMPARED = (SGD, C1, C2, C3, RMSPROP, SGD_LARGER)
 
 
@@ -96,7 +96,7 @@ def no_better(result: Result, sgd: Result) -> Verdict:
 
 
 def diverges(larger: Result) -> Verdict:
-    """It ends worse than a guess."""
+    """Whether it ends worse than a guess."""
     return Verdict(_end(larger) > log(2), compare(larger))
 
 

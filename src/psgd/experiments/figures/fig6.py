@@ -17,7 +17,7 @@ from ..run import Result, Results, Run
 from ..training import label
 
 SOLVED = 0.01
-#: under it a run converges, solved or not; a network that always answers zero has a loss of 0.167
+#: loss below which a run converges, solved or not; a network that always answers zero has a loss of 0.167
 CONVERGING = 0.1
 PAPER = {"lr": 0.1, "precond_lr": 0.01, "max_norm": 1.0}
 OURS = "preconditioner 3, recommended settings"
@@ -25,7 +25,7 @@ SGD, C1, C2, C3 = (label(method, PAPER["lr"]) for method in ("SGD", "c1", "c2", 
 
 
 def runs(size: Size, seed: int) -> list[Run]:
-    """For the seeds after the first few only what is counted over seeds."""
+    """Runs of a seed; for the seeds after the first few only those that are counted over seeds."""
     settings: dict[str, dict[str, Any]] = {OURS: {"method": "c3", **RECOMMENDED}}
     if seed < size["paper_seeds"]:
         settings[C3] = {"method": "c3", **PAPER}

@@ -14,13 +14,13 @@ GOOD = (SMALL_SGD, SGD, SMALL_C1, C2, SMALL_C3, C3)
 
 
 def diverges(result: Result) -> Verdict:
-    """It gets worse, and stays worse, than a guess."""
+    """Whether it becomes worse than a guess, and stays so."""
     loss = result.last("loss", 3)
     return Verdict(not isfinite(loss) or loss > 2.3, f"training loss {loss:.3g} at the end")
 
 
 def slow(c2: Result, *good: Result) -> Verdict:
-    """Its loss takes longest to come down to 0.5."""
+    """Whether its loss is the last to reach 0.5."""
     times = {result.label: result.first_below("loss", 0.5, "epoch") for result in (c2, *good)}
     others = [time for name, time in times.items() if name != c2.label]
     text = ", ".join(f"{name}: {when(time)}" for name, time in times.items())

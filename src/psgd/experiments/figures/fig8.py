@@ -12,7 +12,7 @@ REGULARIZED = "preconditioner 3, step size 0.05, regularised"
 
 
 def regularization_helps(regularized: Result, c3: Result) -> Verdict:
-    """At its end the regularised run is better than the other ever was, and about as good as it ever was itself."""
+    """Whether the regularised run ends better than the other ever was, and about as good as it ever was itself."""
     end, best = classifiers.settled_error(regularized), classifiers.best_settled(regularized)[0]
     other = classifiers.best_settled(c3)[0]
     text = f"test error {end:.4f} at the end, {best:.4f} at best; without regularisation {other:.4f} at best"

@@ -10,14 +10,14 @@ from .classifiers import C1, C2, C3, RIVALS, SGD, SMALL_C1, SMALL_C2, SMALL_SGD
 
 
 def settles_early(c3: Result) -> Verdict:
-    """The paper's best, slightly above 0.02, is there after 1.5 epochs."""
+    """Whether the paper's best error, slightly above 0.02, is reached after 1.5 epochs."""
     early = classifiers.best_error(classifiers.cut(c3, 1.5))
     best = classifiers.best_error(c3)
     return Verdict(early < 0.025, f"test error {early:.4f} within 1.5 epochs, {best:.4f} at best")
 
 
 def accelerates(c3: Result, sgd: Result) -> Verdict:
-    """Preconditioner 3 reaches SGD's last training loss in less than half the time."""
+    """Whether preconditioner 3 reaches SGD's last training loss in less than half the time."""
     level = sgd.last("loss", 3)
     time, whole = c3.first_below("loss", level, "epoch"), sgd.column("epoch")[-1]
     return Verdict(time < whole / 2, f"epochs to a loss of {level:.3g}: {when(time)}, SGD: {when(whole)}")

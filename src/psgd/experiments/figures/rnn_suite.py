@@ -68,7 +68,7 @@ def draw(results: Results) -> Picture:
 
 
 def solved_after(result: Result) -> float:
-    """Mini-batches until the problem is solved."""
+    """Number of mini-batches until the problem is solved."""
     return result.first_below("wrong", PROBLEMS[str(result.settings["problem"])].solved)
 
 
@@ -100,7 +100,7 @@ def solves_all(*results: Result) -> Verdict:
 
 def solves_more_than(other: str) -> Callable[..., Verdict]:
     def check(*results: Result) -> Verdict:
-        """Given PSGD's results, then those of the other."""
+        """Decide from PSGD's results, then those of the other."""
         half = len(results) // 2
         ours, theirs = count(results[:half]), count(results[half:])
         return Verdict(ours > theirs, f"{ours} problems against {theirs} by {other}")

@@ -1,8 +1,8 @@
 """One suite of laws for every structure.
 
-A law is a test with a case, or with a structure alone, as its first argument. ``law`` and ``law_of_structures`` let it
-run for all of those in ``tests/cases.py``, and keep it in ``LAWS``, so that a structure from elsewhere can be held to it
-too. Where a law is not for all, ``where`` says so.
+A law is a test of a case, or of a structure alone. ``law`` and ``law_of_structures`` let it run for all of those in
+``tests/cases.py``, and keep it in ``LAWS``, so that a structure from elsewhere can be held to it too. A law that is not
+for all has a ``where``.
 """
 
 from __future__ import annotations

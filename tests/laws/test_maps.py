@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from psgd import Kronecker
+
 from ..cases import Case
 from .suite import law
 
@@ -113,3 +115,9 @@ def test_random_elements_use_all_numbers_that_there_are(case: Case):
         again = other.buffers()[name]
         assert torch.all((buffer != again) == (buffer[:1] != 0))
         assert torch.all((buffer[0] != buffer[1]) == (buffer[0] != 0))
+
+
+def test_meta_groups_take_no_memory_and_tell_their_size():
+    group = Kronecker().init((300, 200), batch=3, dtype=torch.float32, device="meta")
+    assert group.nbytes() == 3 * 4 * (300**2 + 200**2)
+    assert group.describe() == "symmetric 300 ⊗ symmetric 200"

@@ -91,7 +91,7 @@ def same(ours: list[Any], theirs: list[Any]) -> bool:
 
 
 def check(
-    structure: Structure, probe: Probe, options: Mapping[str, tuple[dict[str, Any], dict[str, Any]]], steps: int = 5
+    structure: Structure, probe: Probe, options: Mapping[str, tuple[dict[str, Any], dict[str, Any]]], steps: int = 4
 ) -> None:
     runs: dict[str, list[Any]] = {}
     for option, (second, both) in options.items():

@@ -113,7 +113,7 @@ def paired() -> dict[Any, list[tuple[int, ...]]]:
 #: laws for some structures only: of coordinates of their own, of several factors, and of recorded steps
 ELSEWHERE = {
     "test_in_its_own_coordinates_a_step_is_along_the_tangent",
-    "test_factors_are_kept_in_balance_and_the_product_does_not_see_it",
+    "test_factors_are_kept_in_balance_and_the_product_keeps_every_bit",
     "test_the_same_holds_for_recorded_steps",
 }
 

@@ -100,6 +100,21 @@ def test_preconditioning_together_is_preconditioning_each_alone(structure: Struc
             torch.testing.assert_close(one.length, torch.linalg.vector_norm(expected, dim=1), **EXACT)
 
 
+@law_of_structures(dtype=[torch.float32, torch.float64])
+def test_a_direction_has_the_length_of_its_step(structure: Structure, dtype: torch.dtype):
+    """``rate · P g`` with a rate for each block, in the dtype of the parameters."""
+    bucket, gs = Bucket(structure), Bucket(structure).gradients()
+    result = bucket.together.precondition(gs)
+    assert result.divisor is None
+    lengths = result.length.split(bucket.together.counts)
+    for array, length, group, g in zip(result.arrays, lengths, bucket.groups, gs, strict=True):
+        right, rate = group.precondition(g), torch.linspace(0.5, 2, len(g), dtype=torch.float64)
+        torch.testing.assert_close(array.length(), length, **EXACT)
+        step = array.times(rate, g.shape[1:], dtype)
+        assert step.shape == g.shape
+        torch.testing.assert_close(step, (right * rate.view(-1, *[1] * (g.ndim - 1))).to(dtype))
+
+
 @law_of_structures()
 def test_what_is_kept_follows_q(structure: Structure):
     """``P`` that is kept for the next step is not used after ``Q`` has changed."""

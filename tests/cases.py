@@ -1,4 +1,4 @@
-"""The structures, criteria and problems that the laws are tested on. A new structure is one more row here."""
+"""The structures, criteria and problems that are tested, by the laws of tests/laws and by others."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from psgd.groups.low_rank import LowRankFactor
 
 @dataclass(frozen=True)
 class Case:
+    """A structure, and the shape of a block."""
+
     structure: Structure
     shape: tuple[int, ...]
 
@@ -37,59 +39,58 @@ class Case:
         return f"{self.structure}-{'x'.join(map(str, self.shape))}"
 
     def group(self, batch: int = 1, dtype: torch.dtype = torch.float64, seed: int = 0) -> Group:
-        """A stack of random elements: positive diagonals, and where there is room, anything beside them."""
+        """Return a stack of random elements."""
         group = self.structure.init(self.shape, batch=batch, dtype=dtype, device="cpu")
-        generator = torch.Generator().manual_seed(seed)
-        for factor in group.factors:
-            n = factor.diagonal().shape[-1]
-            noise = torch.randn(batch, n, n, generator=generator, dtype=dtype) / n**0.5
-            for name, buffer in factor.buffers().items():
-                if name == "full" or name == "Q11":
-                    buffer.copy_(noise[:, : buffer.shape[1], : buffer.shape[2]].triu(1))
-                elif name in ("Q12", "U", "V"):
-                    buffer.copy_(noise[:, : buffer.shape[1], : buffer.shape[2]])
-            factor.set_diagonal_(torch.rand(batch, n, generator=generator, dtype=dtype) + 0.5)
+        group.random_(torch.Generator().manual_seed(seed))
         return group
+
+    @property
+    def template(self) -> Group:
+        """Group that tells what it is made of, without numbers."""
+        return self.structure.init(self.shape, dtype=torch.float64, device="meta")
+
+    @property
+    def left(self) -> bool:
+        """Whether steps are ``dQ = E Q``: those of inverse-free factors are not."""
+        return self.template.left
+
+    @property
+    def one_group(self) -> bool:
+        """Whether its matrices are one group in which steps are ``dQ = E Q``: ``LowRank`` moves within three."""
+        return self.left and self.template.one_group
 
     def vectors(self, count: int = 1, batch: int = 1, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         return torch.randn(count, batch, *self.shape, generator=generator, dtype=dtype)
 
 
-#: the paper's Kronecker factors; inverse-free ones have laws of their own in test_inverse_free.py
+#: the paper's Kronecker factors
 TRIANGULAR = Kronecker(inverse_free=False)
+#: every structure, with shapes of blocks that show all of it. A new structure is one more line here.
+SHAPES: dict[Structure, list[tuple[int, ...]]] = {
+    Dense(): [(5,), (2, 3), (150,)],
+    LimitedMemory(3): [(7,), (3, 4), (3,)],
+    LowRank(2): [(7,), (2, 3), (4,)],
+    Diagonal(): [(6,), (2, 3)],
+    TRIANGULAR: [(1,), (6,), (4, 3), (1, 5, 1), (2, 3, 4), (2, 2, 3, 2), (290, 2)],
+    Kronecker(): [(1,), (6,), (4, 3), (1, 5, 1), (2, 3, 4), (2, 2, 3, 2), (300,)],
+    Kronecker(max_dense=4): [(5, 3), (3, 7), (5, 2, 6)],
+}
+STRUCTURES = list(SHAPES)
 CASES = [
-    Case(Dense(), (5,)),
-    Case(Dense(), (2, 3)),
-    Case(Dense(), (150,)),
-    Case(LimitedMemory(2), (7,)),
-    Case(LimitedMemory(3), (3, 4)),
-    Case(LimitedMemory(9), (4,)),
-    Case(LowRank(1), (7,)),
-    Case(LowRank(2), (2, 3)),
+    *(Case(structure, shape) for structure, shapes in SHAPES.items() for shape in shapes),
+    Case(LowRank(1), (9,)),
     Case(LowRank(3), (150,)),
-    Case(LowRank(4), (5,)),
-    Case(Diagonal(), (6,)),
-    Case(Diagonal(), (2, 3)),
-    Case(TRIANGULAR, (1,)),
-    Case(TRIANGULAR, (6,)),
-    Case(TRIANGULAR, (4, 3)),
-    Case(TRIANGULAR, (1, 5, 1)),
-    Case(TRIANGULAR, (2, 3, 4)),
-    Case(TRIANGULAR, (2, 2, 3, 2)),
     Case(Kronecker(max_dense=3, inverse_free=False), (5, 3)),
     Case(Kronecker(max_dense=0, inverse_free=False), (3, 4)),
-    Case(TRIANGULAR, (290, 2)),
+    Case(Kronecker(max_dense=0), (3, 4)),
 ]
-#: those whose elements are one group; LowRank moves within three, and has laws of its own in test_low_rank.py
-GROUPS = [c for c in CASES if not any(isinstance(factor, LowRankFactor) for factor in c.group().factors)]
 CRITERIA = [psgd.c1, psgd.c2, psgd.c3]
 NORMALIZATIONS = [MaxAbs(), MaxDiag(), Spectral()]
-STRUCTURES = [Dense(), LimitedMemory(3), LowRank(2), Diagonal(), TRIANGULAR, Kronecker(), Kronecker(max_dense=4)]
 PROBES = [FiniteDifference(), HessianVector(), Whitening()]
 
-cases = pytest.mark.parametrize("case", CASES, ids=str)
-groups = pytest.mark.parametrize("case", GROUPS, ids=str)
+#: cases whose steps are ``dQ = E Q``
+cases = pytest.mark.parametrize("case", [case for case in CASES if case.left], ids=str)
 criteria = pytest.mark.parametrize("criterion", CRITERIA, ids=lambda c: c.__name__)
 normalizations = pytest.mark.parametrize("normalize", NORMALIZATIONS, ids=str)
 structures = pytest.mark.parametrize("structure", STRUCTURES, ids=str)
@@ -97,7 +98,7 @@ probes = pytest.mark.parametrize("probe", PROBES, ids=lambda p: type(p).__name__
 
 
 def scale_(factor: Factor, by: float) -> None:
-    """``Q ← by · Q``"""
+    """``Q ← by · Q``; of a change of low rank the diagonal has the scale."""
     buffers = factor.buffers()
     for name in ["diag"] if isinstance(factor, LowRankFactor) else buffers:
         buffers[name].mul_(by)

@@ -19,11 +19,12 @@ import pytest
 import torch
 
 import psgd
-from psgd import MaxAbs, Spectral, c1, c2, c3
 
-from .cases import Case
-from .groups import test_base as laws
+from .laws import test_descent, test_isolation, test_maps, test_together
+from .laws.suite import LAWS
 
+#: modules whose laws are in ``LAWS``
+SUITE = (test_descent, test_isolation, test_maps, test_together)
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
@@ -97,57 +98,48 @@ def words(text: str) -> set[str]:
     return set(re.findall(r"[a-z_0-9]{3,}", text.lower()))
 
 
-class PairedCase(Case):
-    """Random elements of the structure of docs/extending.md."""
-
-    def group(self, batch: int = 1, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
-        group = super().group(batch, dtype, seed)
-        group.factors[0].beside.normal_(generator=torch.Generator().manual_seed(seed))
-        return group
-
-
 @pytest.fixture(scope="module")
-def paired() -> type:
+def paired() -> dict[Any, list[tuple[int, ...]]]:
+    """The line of docs/extending.md that joins its example to the suite of laws."""
+    page = DOCS / "extending.md"
     names: dict[str, Any] = {"__name__": "__main__"}
-    for code in list(examples(DOCS / "extending.md"))[:2]:
+    for code in list(examples(page))[:2]:
         exec(code, names)
-    return names["Paired"]
+    (line,) = re.findall(r"^ *(Paired\(\): \[.*\]),$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    line_of_shapes: dict[Any, list[tuple[int, ...]]] = eval(f"{{{line}}}", names)
+    return line_of_shapes
 
 
-@pytest.mark.parametrize("shape", [(2,), (7,), (2, 3)], ids=str)
-def test_the_structure_of_the_example_obeys_all_laws(paired, shape):
-    case = PairedCase(paired(), shape)
-    laws.test_maps_are_those_of_the_dense_matrix(case)
-    laws.test_solve_undoes_apply(case)
-    laws.test_apply_t_is_the_adjoint_of_apply(case)
-    laws.test_preconditioner_is_positive_definite(case)
-    laws.test_group_is_closed_under_products(case)
-    for bad in (float("nan"), float("inf"), 0.0):
-        laws.test_a_useless_tangent_changes_no_bit(case, bad)
-    for normalize in laws.NORMALIZATIONS:
-        laws.test_group_is_closed_under_descent(case, normalize)
-        for criterion in (c1, c2, c3):
-            laws.test_stacked_equals_one_by_one(case, criterion, normalize)
-            laws.test_one_step_is_the_formula_of_the_paper(case, criterion, normalize)
-    for criterion in (c1, c2, c3):
-        laws.test_descent_is_along_the_projected_gradient_of_autograd(case, criterion)
-        laws.test_equivariance(case, criterion, 1e6)
-    forever = laws.test_diagonal_stays_positive_for_ever.hypothesis.inner_test
-    for normalize, exponent in ((MaxAbs(), -30), (Spectral(), 30)):
-        forever(case, normalize, 0.999, torch.float32, 0, exponent)
+#: laws for some structures only: of coordinates of their own, of several factors, and of recorded steps
+ELSEWHERE = {
+    "test_in_its_own_coordinates_a_step_is_along_the_tangent",
+    "test_factors_are_kept_in_balance_and_the_product_keeps_every_bit",
+    "test_the_same_holds_for_recorded_steps",
+}
 
 
-def test_a_broken_structure_would_be_found(paired):
-    """The laws see it where the map that solves has the wrong sign."""
-    case = PairedCase(paired(), (6,))
-    factor = type(case.group().factors[0])
-    right = factor.solve
-    factor.solve = factor.apply
-    try:
-        with pytest.raises(AssertionError):
-            laws.test_solve_undoes_apply(case)
-    finally:
-        factor.solve = right
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_the_structure_of_the_example_obeys_all_laws(law, paired):
+    ((structure, shapes),) = paired.items()
+    assert (law.check(structure, shapes) > 0) == (str(law) not in ELSEWHERE)
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong"),
+    [
+        ("solve", lambda self, v: self.apply(v)),
+        ("apply_t", lambda self, v: self.apply(v)),
+        ("descend_off_diagonal_", lambda self, tangent, step, scale: None),
+        ("random_", lambda self, generator: self.random_diagonal_(generator)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_broken_structure_would_be_found(paired, method, wrong, monkeypatch):
+    ((structure, shapes),) = paired.items()
+    factor = type(structure.init((6,), dtype=torch.float64, device="meta").factors[0])
+    monkeypatch.setattr(factor, method, wrong)
+    with pytest.raises(AssertionError):
+        sum(law.check(structure, shapes) for law in LAWS)
 
 
 # The build

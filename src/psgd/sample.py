@@ -1,4 +1,4 @@
-"""Measurements of one step: loss, gradients and pairs, agreed upon by all ranks, and the work that follows from them."""
+"""Measurements of one step: loss, gradients and pairs, on which all ranks agree, and the work that follows."""
 
 from __future__ import annotations
 

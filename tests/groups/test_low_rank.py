@@ -26,7 +26,7 @@ from psgd.groups.low_rank import LowRankFactor, LowRankTangent
 from psgd.tangent import Tangent
 
 from ..cases import CASES, Case, batch, criteria, normalizations, small_model, train
-from .test_base import criterion_value
+from ..laws.test_descent import value
 
 LOW_RANK = [c for c in CASES if isinstance(c.group().factors[0], LowRankFactor)]
 low_rank = pytest.mark.parametrize("case", LOW_RANK, ids=str)
@@ -71,8 +71,8 @@ def test_each_part_moves_along_its_relative_gradient(case: Case, criterion: Crit
     left, right, m = (torch.zeros(shape, dtype=torch.float64, requires_grad=True) for shape in ((n, r), (n, r), (n,)))
     eye, Q = torch.eye(n, dtype=torch.float64), f.dense()[0]
     moved = (eye + left @ f.V[0].mT) @ (eye + f.U[0] @ right.mT) @ Q @ (eye + m.diag())
-    value = criterion_value(criterion, moved, dtheta.flatten(), dgrad.flatten())
-    to_left, to_right, to_diag = torch.autograd.grad(value, [left, right, m])
+    start = value(criterion, moved, dtheta, dgrad)
+    to_left, to_right, to_diag = torch.autograd.grad(start, [left, right, m])
 
     close(2 * f.project_diagonal(flat).diagonal()[0], to_diag)
     # The tangents are scaled to lengths of one.

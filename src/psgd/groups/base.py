@@ -38,6 +38,8 @@ class Group:
 
     #: whether ``Groups.whiten_`` fits it without random numbers
     whitens: bool = False
+    #: whether its coordinates are those of the paper, ``dQ = E Q``, with ``a = Q δg`` and ``b = Q⁻ᵀ δθ``
+    left: bool = True
     #: axis along which ``precondition_parts`` leaves the product with a diagonal factor to the caller
     scale_axis: int | None = None
 
@@ -128,6 +130,16 @@ class Group:
         for factor, scale in zip(self.factors, powers.exp2(), strict=True):
             for buffer in factor.buffers().values():
                 buffer.mul_(scale.view(-1, *[1] * (buffer.ndim - 1)))
+
+    @property
+    def one_group(self) -> bool:
+        """Whether the matrices of each factor are one group."""
+        return all(factor.one_group for factor in self.factors)
+
+    def random_(self, generator: torch.Generator) -> None:
+        """Become a stack of random elements, well-conditioned: for tests."""
+        for factor in self.factors:
+            factor.random_(generator)
 
     def dense(self) -> Tensor:
         """``Q`` as a stack of matrices acting on flattened blocks: for tests and small problems."""

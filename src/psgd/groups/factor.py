@@ -20,6 +20,8 @@ class Factor(ABC):
 
     #: names of the constructor's arguments, the tensors that hold ``Q``
     parts: tuple[str, ...]
+    #: whether these matrices are one group, with a product of any two among them
+    one_group: bool = True
 
     @abstractmethod
     def apply(self, v: Tensor) -> Tensor:
@@ -55,6 +57,22 @@ class Factor(ABC):
         """``QᵀQ``, shape ``(B, n, n)``; for diagonal factors its diagonal, ``(B, n)``."""
         Q = self.dense()
         return Q.mT @ Q
+
+    def random_(self, generator: torch.Generator) -> None:
+        """Become random matrices of this kind, well-conditioned and with a positive diagonal: for tests.
+
+        Here every number may be anything: all tensors get normal numbers, and then the diagonal is written. A factor
+        whose numbers are not all free, as those of triangular matrices, has a method of its own.
+        """
+        diagonal = self.diagonal()
+        for buffer in self.buffers().values():
+            buffer.copy_(normal_like(buffer, generator) / diagonal.shape[-1] ** 0.5)
+        self.random_diagonal_(generator)
+
+    def random_diagonal_(self, generator: torch.Generator) -> None:
+        """Write random numbers between 0.5 and 1.5 to the diagonal."""
+        old = self.diagonal()
+        self.set_diagonal_(torch.rand(old.shape, generator=generator, dtype=old.dtype, device=old.device) + 0.5)
 
     def buffers(self) -> dict[str, Tensor]:
         return {part: getattr(self, part) for part in self.parts}
@@ -99,3 +117,8 @@ class LeftFactor(Factor):
         scale = torch.where(usable & (size > limit), (limit / size).log2().floor().exp2(), 1.0)
         self.descend_off_diagonal_(projected, step[:, None, None], scale[:, None, None])
         self.set_diagonal_((new * scale[:, None]).clamp_min(float(torch.finfo(new.dtype).max) ** -0.375))
+
+
+def normal_like(v: Tensor, generator: torch.Generator) -> Tensor:
+    """Standard normal numbers of the shape, dtype and device of a tensor."""
+    return torch.randn(v.shape, generator=generator, dtype=v.dtype, device=v.device)

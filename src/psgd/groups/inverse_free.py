@@ -54,6 +54,7 @@ class InverseFree(Group):
     """
 
     whitens = True
+    left = False
 
     @cached_property
     def scale_axis(self) -> int | None:  # type: ignore[override]

@@ -105,6 +105,10 @@ class LimitedMemoryFactor(LeftFactor):
         n = r + self.Q22.shape[1]
         return 8 * r * n * columns - r * r * columns + 2 * r * r * n, 4 * r * n * columns
 
+    def random_(self, generator: torch.Generator) -> None:
+        super().random_(generator)
+        self.Q11.triu_()
+
     def diagonal(self) -> Tensor:
         return torch.cat([self._head.diagonal(), self.Q22], 1)
 

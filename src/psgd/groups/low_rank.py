@@ -73,6 +73,7 @@ class LowRankFactor(LeftFactor):
     """
 
     parts = ("U", "V", "diag")
+    one_group = False
 
     def __init__(self, U: Tensor, V: Tensor, diag: Tensor) -> None:
         self.U, self.V, self.diag = U, V, diag
@@ -203,6 +204,12 @@ class LowRankFactor(LeftFactor):
         exponent = torch.where(torch.isfinite(ratio) & (ratio > 0), ratio.log2() / 2, 0.0).round()
         self.U.mul_(exponent.exp2())
         self.V.mul_((-exponent).exp2())
+
+    def random_(self, generator: torch.Generator) -> None:
+        """As in the base class, but with ``‖U‖ ‖V‖ = ½``: the determinant of ``I + U Vᵀ`` is then positive."""
+        super().random_(generator)
+        self.U.div_(2 * _length(self.U) * _length(self.V))
+        self._balance_()
 
     def diagonal(self) -> Tensor:
         return self.diag

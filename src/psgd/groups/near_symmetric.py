@@ -17,12 +17,14 @@ from ..ops.power import power_iteration
 from ..tangent import largest
 from .axes import low
 from .base import Factor
+from .factor import normal_like
 
 
 class NearSymmetric(Factor):
     """A stack of matrices ``Q ≈ Qᵀ``, ``(B, n, n)``."""
 
     parts = ("root",)
+    one_group = False
 
     def __init__(self, root: Tensor) -> None:
         self.root = root
@@ -71,6 +73,11 @@ class NearSymmetric(Factor):
 
     def solve_t(self, v: Tensor) -> Tensor:
         return _solve(self.root.mT, v)
+
+    def random_(self, generator: torch.Generator) -> None:
+        """Become ``exp(R) exp(A)`` with a random symmetric ``A`` and a smaller antisymmetric ``R``."""
+        A, R = (normal_like(self.root, generator) / self.root.shape[-1] ** 0.5 for _ in range(2))
+        self.root.copy_(torch.matrix_exp((R - R.mT) * 0.1) @ torch.matrix_exp((A + A.mT) * 0.2))
 
     def diagonal(self) -> Tensor:
         return self.root.diagonal(dim1=1, dim2=2)

@@ -347,5 +347,7 @@ def _sides(tangent: Tangent, group: InverseFree) -> tuple[Tensor, Tensor]:
         y.mul_(0.5)
     else:
         # x yᵀ + y xᵀ = (p pᵀ − m mᵀ) / 2 for p, m = x ± y, best conditioned where x and y are of one size
-        x, y = (v / along(largest(v).clamp_min(torch.finfo(v.dtype).tiny), v) for v in (x, y))
+        sizes = largest(x), largest(y)
+        moves = (sizes[0] > 0) & (sizes[1] > 0)  # where one half is zero, so is S, and both become zero
+        x, y = (v / along(torch.where(moves, size, torch.inf), v) for v, size in zip((x, y), sizes, strict=True))
     return x + y, y.sub_(x)

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..ops import triangular as parallel
 from ..tangent import BLOCK_ROWS, Tangent, is_formed, rows_at_once, steps_down
 from .base import Group, LeftFactor, Structure
+from .factor import normal_like
 
 
 class Triangular(LeftFactor):
@@ -74,6 +75,10 @@ class Triangular(LeftFactor):
             step = 2 * steps_down(n, power=2)
             step += 2 * square if is_formed(n, columns) else 8 * columns * steps_down(n)
         return 3 * square + step, 4 * square
+
+    def random_(self, generator: torch.Generator) -> None:
+        self.full.copy_(normal_like(self.full, generator).triu_(1) / self.full.shape[-1] ** 0.5)
+        self.random_diagonal_(generator)
 
     def diagonal(self) -> Tensor:
         return self.full.diagonal(dim1=1, dim2=2)

@@ -34,7 +34,10 @@ def subtract_(thetas: list[Tensor], steps: list[Tensor], decays: Sequence[float 
     decay = decays[0]
     if isinstance(decay, Tensor) or any(isinstance(d, Tensor) or d != decay for d in decays[1:]):
         for theta, step, d in zip(thetas, steps, decays, strict=True):
-            step += theta.to(step.dtype) * d
+            if isinstance(d, Tensor):
+                step += theta.to(step.dtype) * d
+            else:  # rounded once, as in the fused kernel: what others are told changes no bit
+                step.add_(theta.to(step.dtype), alpha=d)
         decay = 0.0
     if can_fuse(thetas, steps):
         _fused_(thetas, steps, 1.0, decay, ok[thetas[0].device])

@@ -29,6 +29,7 @@ LAYERS = [
     {"monitor"},
     {"diagnostics", "minimizing", "planning"},
     {"optimizer"},
+    {"sample"},
     {"state"},
     {"engine", "ranks"},
     {"probes"},

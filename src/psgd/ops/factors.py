@@ -120,12 +120,8 @@ def descend_(Q: Tensor, change: Tensor, step: Tensor) -> None:
         _launch_descend(Q, change, step.contiguous())
         torch.autograd.graph.increment_version(Q)
         return
-    moves = step > 0
     step = step.view(-1, *[1] * (Q.ndim - 1))
     change = change.to(Q.dtype)
-    if Q.device.type == "cpu" and bool(moves.all()):  # reading a flag costs nothing there, and saves a pass over Q
-        Q.addcmul_(change, step.to(Q.dtype), value=-1)
-        return
     torch.where(step > 0, torch.addcmul(Q, change, step.to(Q.dtype), value=-1, out=change), Q, out=Q)
 
 

@@ -69,7 +69,7 @@ TRIANGULAR = Kronecker(inverse_free=False)
 #: every structure, with shapes of blocks that show all of it. A new structure is one more line here.
 SHAPES: dict[Structure, list[tuple[int, ...]]] = {
     Dense(): [(5,), (2, 3), (150,)],
-    LimitedMemory(3): [(7,), (3, 4), (3,)],
+    LimitedMemory(3): [(7,), (3, 4)],
     LowRank(2): [(7,), (2, 3), (4,)],
     Diagonal(): [(6,), (2, 3)],
     TRIANGULAR: [(1,), (6,), (4, 3), (1, 5, 1), (2, 3, 4), (2, 2, 3, 2), (290, 2)],
@@ -79,6 +79,7 @@ SHAPES: dict[Structure, list[tuple[int, ...]]] = {
 STRUCTURES = list(SHAPES)
 CASES = [
     *(Case(structure, shape) for structure, shapes in SHAPES.items() for shape in shapes),
+    Case(LimitedMemory(9), (4,)),
     Case(LowRank(1), (9,)),
     Case(LowRank(3), (150,)),
     Case(Kronecker(max_dense=3, inverse_free=False), (5, 3)),

@@ -94,7 +94,7 @@ def test_nothing_is_left_of_a_command_that_is_stopped(tmp_path, signal_):
     script = tmp_path / "program.py"
     script.write_text(
         "import sys\n"
-        "from psgd import cli\n"
+        "from psgd.cli import main as cli\n"
         "from psgd.bench.isolate import Task\n"
         "from tests.bench import toy\n"
         "if __name__ == '__main__':\n"

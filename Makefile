@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.installed-docs
 
-.PHONY: help demo reproduce docs test test-integrations lint dist clean
+.PHONY: help demo reproduce docs check test test-integrations lint dist clean
 
 help:
 	@echo "make demo               set up .venv and train the paper's zebra-stripe classifier with SGD and with PSGD"
+	@echo "make check              the inner loop, under 90 seconds: style, types, and the tests that catch most"
 	@echo "make test               set up .venv, check style and types, run the tests"
 	@echo "make test-integrations  tests for Lightning, Transformers, Accelerate and torch.compile, which it installs"
 	@echo "make reproduce          set up .venv and run the paper's experiments: figures and verdicts in results/"
@@ -51,9 +52,18 @@ lint: $(INSTALLED)
 		echo "== ruff and mypy"; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy; \
 	fi
 
+# Everything that starts no process, trains no model for long and draws no picture.
+QUICK := tests/laws tests/ops tests/engine tests/groups tests/probes tests/state tests/ranks/test_assign.py \
+	tests/test_blocks.py tests/test_closed_form.py tests/test_criteria.py tests/test_layers.py tests/test_optimizer.py \
+	tests/test_tangent.py
+
+check: lint
+	@echo "== pytest: what catches most"
+	$(BIN)/python -m pytest -n auto --dist loadgroup -q -m "not slow" $(QUICK)
+
 test: lint
 	@echo "== pytest"
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n auto --dist loadgroup --durations=10
 
 # With PSGD_INTEGRATIONS=1 a package that is missing is a failure, not a skipped test.
 test-integrations: $(INSTALLED)

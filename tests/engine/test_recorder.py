@@ -361,3 +361,15 @@ def test_two_gradients_at_once_are_recorded(counted):
     losses = [float(optimizer.step(lambda: (model(x) - y).square().mean())) for _ in range(40)]
     assert losses[-1] < 0.7 * losses[0]
     assert counted["replays"] > 30
+
+
+def test_steps_are_recorded_if_a_whole_param_group_never_has_gradients(counted: Counter[str]):
+    used, unused = nn.Linear(4, 3), nn.Linear(4, 3)
+    optimizer = PSGD([{"params": used.parameters()}, {"params": unused.parameters()}], lr=0.01, probe=Whitening())
+    before = [p._version for p in unused.parameters()]
+    for _ in range(40):
+        optimizer.zero_grad()
+        used(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+    assert counted["replays"] > 20
+    assert [p._version for p in unused.parameters()] == before

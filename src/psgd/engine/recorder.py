@@ -128,7 +128,7 @@ class Recorder:
         device = buckets[0].device
         due = tuple(bucket for bucket in buckets if bucket.group in work.due)
         recordings = self._recordings
-        if recordings is None or recordings.buckets is not buckets:
+        if recordings is None or list(recordings.buckets) != list(buckets):
             nbytes = sum(bucket.nbytes() for bucket in buckets)
             if not _only_averages(buckets, probe):  # copies of gradients and pairs
                 nbytes += 3 * sum(grad.nbytes for grad in work.grads.by_position.values())
@@ -164,10 +164,9 @@ class Recorder:
             advance(recorded)
 
         # Neither kernels nor recordings tell autograd that tensors change. Before, so that an interrupt comes too late.
-        torch.autograd.graph.increment_version(list(params))
-        changed = [buffer for bucket in due for stack in bucket.stacks for buffer in stack.group.buffers().values()]
-        if changed:
-            torch.autograd.graph.increment_version(changed)
+        changed = [params[i] for bucket in buckets for i in bucket.positions]
+        changed += [buffer for bucket in due for stack in bucket.stacks for buffer in stack.group.buffers().values()]
+        torch.autograd.graph.increment_version(changed)
         key = (kept, tuple(sorted(work.due.items())), *self._key(recorded, tensors.values(), probe, criterion))
         try:
             if self.enabled:

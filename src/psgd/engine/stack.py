@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..blocks import Block
 from ..groups import Group
-from ..ops import parameters as guarded
+from ..ops import parameters
 
 #: names of what is kept for an average of gradients
 AVERAGE = ("momentum", "momentum_weight")
@@ -124,7 +124,7 @@ class Stack:
             self._parts = (stacked, list(stacked.unbind()))
         parts = self._parts[1]
         values = [tensors[i] for i in self.positions]
-        return (parts, values) if guarded.can_fuse(parts, values) else None
+        return (parts, values) if parameters.can_fuse(parts, values) else None
 
 
 @overload

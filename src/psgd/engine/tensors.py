@@ -31,20 +31,19 @@ class Tensors:
 
     def average_(self, bucket: Bucket, weight: float, ok: Tensor) -> None:
         """``m ← m + weight (g − m)`` for the averages of a bucket, and the same for the sum of their weights."""
-        fused: tuple[list[Tensor], list[Tensor]] = ([], [])
+        means: list[Tensor] = []
+        values: list[Tensor] = []
         for stack in bucket.stacks:
             mean, total = stack.average["momentum"], stack.average["momentum_weight"]
+            one = bucket.ones[: len(total)]
             pairs = stack.same_layout(mean, self.by_position)
-            if pairs is not None:
-                fused[0].extend([*pairs[0], total])
-                fused[1].extend([*pairs[1], bucket.ones[: len(total)]])
-                continue
-            # Without a usable gradient, the average of the average with itself is what it was.
-            rest = 1 - (1 - weight) * torch.ones_like(total)
-            mean.lerp_(torch.where(ok, stack.pack(self.by_position), mean), rest.view(-1, *[1] * (mean.ndim - 1)))
-            total.copy_(torch.where(ok, torch.lerp(total, torch.ones_like(total), rest), total))
-        if fused[0]:
-            parameters.average_(*fused, weight, ok)
+            if pairs is None:  # packed stack by stack, so that only one copy is there at a time
+                parameters.average_([mean, total], [stack.pack(self.by_position), one], weight, ok)
+            else:
+                means += [*pairs[0], total]
+                values += [*pairs[1], one]
+        if means:
+            parameters.average_(means, values, weight, ok)
 
 
 class TensorsAtAddresses(Tensors):
@@ -78,7 +77,7 @@ class TensorsAtAddresses(Tensors):
 
     def average_(self, bucket: Bucket, weight: float, ok: Tensor) -> None:
         assert bucket.table is not None
-        rest = 1 - (1 - weight) * torch.ones_like(bucket.numel)
+        rest = torch.full_like(bucket.numel, weight)
         bucket.table.average_(self.addresses[bucket], bucket.mean_addresses, bucket.dtype, rest, ok)
         each = [stack.average["momentum_weight"] for stack in bucket.stacks]
         totals = torch.cat(each)

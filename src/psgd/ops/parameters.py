@@ -50,8 +50,13 @@ def subtract_(thetas: list[Tensor], steps: list[Tensor], decays: Sequence[float 
 
 
 def average_(means: list[Tensor], values: list[Tensor], weight: float, ok: Tensor) -> None:
-    """``mean ← mean + weight (value − mean)`` for all tensors if ``ok``; only for tensors that ``can_fuse``."""
-    _fused_(means, values, -weight, -1.0, ok)
+    """``mean ← mean + weight (value − mean)`` for all tensors if ``ok``; else every mean keeps its bits."""
+    if can_fuse(means, values):
+        _fused_(means, values, -weight, -1.0, ok)
+        return
+    for mean, value in zip(means, values, strict=True):
+        # The average of the average with itself is what it was.
+        mean.lerp_(torch.where(ok, value.to(mean.dtype), mean), weight)
 
 
 def can_fuse(targets: list[Tensor], values: list[Tensor]) -> bool:

@@ -120,6 +120,7 @@ def test_groups_of_a_model():
     assert {(20, 11), (20, 17), (30, 11), (8, 28), (7, 11)} <= shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", [FiniteDifference(), HessianVector(), Whitening()], ids=lambda p: type(p).__name__)
 @pytest.mark.parametrize("bias_frozen", [False, True])
 def test_affine_layers_are_trained(probe, bias_frozen):

@@ -15,7 +15,11 @@ from psgd.groups.triangular import descend_rank_two_
 from .cases import PROBES, STRUCTURES, batch
 from .emulated import graphs_made
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    # torch says so once in each process, when its synchronisation mode is first set
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
+]
 
 structures = pytest.mark.parametrize("structure", STRUCTURES, ids=str)
 probes = pytest.mark.parametrize("probe", PROBES, ids=lambda p: type(p).__name__)

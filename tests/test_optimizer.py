@@ -127,16 +127,17 @@ def test_the_paper_is_one_choice_away():
     assert same(run(preconditioner=TRIANGULAR), explicit)
 
 
+@pytest.mark.slow
 @structures
 @probes
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_training_reduces_the_loss(structure, probe, dtype):
-    model = small_model(dtype)
+def test_training_reduces_the_loss(structure, probe):
+    model = small_model()
     optimizer = PSGD(model.parameters(), lr=0.1, preconditioner=structure, probe=probe, max_norm=1.0)
     losses = train(model, optimizer, 0, 200)
     assert sum(losses[-30:]) / 30 < 0.4 * sum(losses[:3]) / 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("probe", PROBES, ids=lambda p: type(p).__name__)
 def test_half_precision_parameters_are_trained_with_a_float32_q(dtype, probe):
@@ -441,8 +442,12 @@ def complex_problem(probe, blocks=PerTensor(), structure=Kronecker()):
     return loss.item(), best.item()
 
 
-@pytest.mark.parametrize("probe", [FiniteDifference(), HessianVector()], ids=lambda p: type(p).__name__)
-@pytest.mark.parametrize("blocks", [PerTensor(), Joint(), Affine()], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("probe", "blocks"),
+    [(FiniteDifference(), PerTensor()), (HessianVector(), Joint()), (HessianVector(), Affine())],
+    ids=["differences, PerTensor", "products, Joint", "products, Affine"],
+)
 @pytest.mark.parametrize("structure", STRUCTURES, ids=str)
 def test_complex_parameters(probe, blocks, structure):
     loss, best = complex_problem(probe, blocks, structure)
@@ -702,6 +707,7 @@ def test_repr_says_what_there_is():
     assert text.endswith("6 tensors with 79 elements, state of 932 B")
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     n=st.integers(1, 6),

@@ -233,8 +233,9 @@ class PSGD(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, at any time; they start from ``Q = I``."""
-        where = f" in param group {len(self.param_groups)}"
-        group = checks.param_group(param_group, self._choice_names, where)
+        index = len(self.param_groups)
+        where = f" in param group {index}"
+        group = checks.param_group(param_group, self._choice_names, index)
         checks.new_parameters(group["params"], self._store.params, where)
         options.check({**self.defaults, **group}, where)
         tensors = checks.tensors_of(group["params"])

@@ -73,7 +73,7 @@ def work_of(sample: Sample, probe: Probe, store: Store, ranks: Ranks) -> Work:
         decisions += flags.rate_is_valid(group["lr"])
     mine, evaluation.pairs, checked = ranks.gather(sample.grads, evaluation.pairs, store.params)
     due = sample.due
-    if not probe.whitens:  # without a pair there is nothing to fit
+    if not probe.whitens:  # without a pair there is nothing to fit to
         measured = {store.group_of[i] for i in evaluation.pairs}
         due = {g: chores for g, chores in due.items() if g in measured}
     return Work(

@@ -6,6 +6,7 @@ import copy
 import gc
 import math
 import resource
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -41,9 +42,10 @@ def everything(model: nn.Module, optimizer: PSGD) -> list[Tensor]:
     return tensors
 
 
+@pytest.mark.slow
 @structures
 @probes
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
 def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(structure, probe, bad):
     model = small_model()
     optimizer = PSGD(
@@ -57,7 +59,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(structure, pro
         assert torch.equal(a, b)
     assert all(int(optimizer.state[p]["skipped"]) == 3 for p in model.parameters())
     assert all(int(optimizer.state[p]["step"]) == 6 for p in model.parameters())
-    losses = train(model, optimizer, 6, 60)
+    losses = train(model, optimizer, 6, 40)
     assert sum(losses[-10:]) < sum(losses[:10])
     assert int(optimizer.state[model[0].weight]["skipped"]) == 3
 
@@ -156,12 +158,26 @@ def test_a_normalisation_that_is_far_too_small_leaves_q_finite():
 SIZES = [1e30, 1e-20, 1e-42, 0.0]
 
 
+#: gradients along one direction only, for sizes at either end
+EXTREMES = [*((size, False) for size in SIZES), (1e30, True), (0.0, True)]
+
+
+@pytest.mark.slow
 @structures
 @probes
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("rank_one", [False, True])
+@pytest.mark.parametrize(("size", "rank_one"), EXTREMES)
 def test_extreme_gradients_do_no_lasting_harm(structure, probe, size, rank_one):
     """A while of gradients far from one, then an ordinary problem: it is solved as by a new optimizer."""
+    # Whitened steps do not become smaller near the goal.
+    near = 0.05 if isinstance(probe, Whitening) else 1e-3
+    limit = 3 * loss_after_extremes(structure, probe) + near
+    assert loss_after_extremes(structure, probe, 50, size, rank_one) < limit
+    if structure in (Dense(), Kronecker()) and not rank_one:
+        assert loss_after_extremes(structure, probe, 250, size) < limit
+
+
+@cache
+def loss_after_extremes(structure, probe, first: int = 0, size: float = 1.0, rank_one: bool = False) -> float:
     theta = torch.zeros(2, 3, requires_grad=True)
     goal = torch.tensor([[1.0, -2.0, 0.5], [0.3, 0.1, -1.0]])
     direction = torch.tensor([[1.0, 2.0, 3.0], [0.5, -1.0, 0.0]])
@@ -173,25 +189,16 @@ def test_extreme_gradients_do_no_lasting_harm(structure, probe, size, rank_one):
     def ordinary():
         return ((theta - goal) ** 2).sum() / 2
 
-    def go(first: int) -> float:
-        theta.data.zero_()
-        optimizer = PSGD([theta], lr=0.1, preconditioner=structure, probe=probe, momentum=0.0)
-        for _ in range(first):
-            steps(probe, optimizer, extreme)
-            theta.data.zero_()  # what the parameters do here is not the point
-        Q = torch.cat([v.flatten() for k, v in optimizer.state[theta].items() if k.startswith("Q")])
-        assert torch.isfinite(Q).all()
-        assert Q.abs().max() < 100
-        for _ in range(100):
-            loss = steps(probe, optimizer, ordinary)
-        return loss.item()
-
-    # Whitened steps do not become smaller near the goal.
-    near = 0.05 if isinstance(probe, Whitening) else 1e-3
-    limit = 3 * go(0) + near
-    assert go(50) < limit
-    if not rank_one:
-        assert go(250) < limit
+    optimizer = PSGD([theta], lr=0.1, preconditioner=structure, probe=probe, momentum=0.0)
+    for _ in range(first):
+        steps(probe, optimizer, extreme)
+        theta.data.zero_()  # what the parameters do here is not the point
+    Q = torch.cat([v.flatten() for k, v in optimizer.state[theta].items() if k.startswith("Q")])
+    assert torch.isfinite(Q).all()
+    assert Q.abs().max() < 100
+    for _ in range(100):
+        loss = steps(probe, optimizer, ordinary)
+    return loss.item()
 
 
 @structures
@@ -205,6 +212,7 @@ def test_zero_gradients_move_nothing(structure, probe):
     assert all(torch.equal(a, b) for a, b in zip(everything(model, optimizer), before, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", [FiniteDifference(), HessianVector()], ids=lambda p: type(p).__name__)
 def test_a_hessian_of_condition_1e8_is_preconditioned(probe):
     generator = torch.Generator().manual_seed(0)
@@ -358,6 +366,7 @@ def test_peak_memory_of_a_step(probe, sizes, structure):
     assert whole.peak <= allowed, (whole.peak / size, factors / size)
 
 
+@pytest.mark.slow
 def test_no_leak_over_ten_thousand_steps():
     theta = torch.randn(3, 2, requires_grad=True)
     optimizer = PSGD([theta], lr=0.01, probe=Whitening(), momentum=0.9, max_norm=1.0)

@@ -206,8 +206,18 @@ def assert_same(recorded: Params, plain: Params, probe: Any) -> None:
         torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("options", [{}, {"update_every": 3}, {"update_every": 4, "update_anneal": 20}], ids=str)
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+#: every change with an update at every step; with rare ones those that meet the keys of recordings, or a P that is kept
+RARELY = [nothing, bad_gradient, a_layer_of_its_own_shape_rests, memory_moves]
+KINDS = [(change, {}) for change in CHANGES]
+KINDS += [
+    (change, options)
+    for change in RARELY
+    for options in ({"update_every": 3}, {"update_every": 4, "update_anneal": 20})
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("change", "options"), KINDS, ids=lambda kind: getattr(kind, "__name__", str(kind)))
 @pytest.mark.parametrize("probe", PROBES, ids=repr)
 def test_recorded_steps_are_steps(probe, change, options):
     if isinstance(probe, HessianVector) and change in OF_GRADIENTS:
@@ -225,6 +235,7 @@ def test_recorded_steps_are_steps(probe, change, options):
         assert graphs.count > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"momentum": 0.0}, {"momentum": 0.5}, {"criterion": c2}], ids=["no momentum", "momentum", "c2"]
 )

@@ -392,6 +392,7 @@ def fit(group: InverseFree, H: Tensor, shape: tuple[int, ...], steps: int, lr: f
 FITTED = [Case((1,)), Case((6,)), Case((4, 3)), Case((2, 3, 4)), Case((2, 2, 3, 2)), *CASES[7:9], *CASES[11:13]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FITTED, ids=str)
 def test_a_static_hessian_is_fitted(case: Case):
     group = case.structure.init(case.shape, dtype=torch.float64, device="cpu")
@@ -455,6 +456,7 @@ def test_a_tangent_whose_square_underflows_moves_nothing_far():
     assert torch.linalg.matrix_norm(group.dense()[0], 2) < 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("criterion", [c1, c3], ids=lambda c: c.__name__)
 @pytest.mark.parametrize("seed", range(4))
 def test_long_steps_do_not_lose_a_direction(criterion: Criterion, seed: int):
@@ -490,6 +492,7 @@ def is_sound(group: InverseFree) -> bool:
     return all(bool((torch.linalg.eigvalsh(f.dense()[0].mT @ f.dense()[0]) > -1e-5).all()) for f in group.factors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lr", [0.1, 0.5, 0.99])
 @pytest.mark.parametrize("shape", [(6,), (8, 5), (2, 3, 4)], ids=str)
 def test_q_stays_sound_under_gradients_of_any_kind(shape: tuple[int, ...], lr: float):

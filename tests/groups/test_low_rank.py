@@ -170,6 +170,7 @@ def test_size_and_small_blocks():
     assert LowRank(10).init((22,), dtype=torch.float32, device="cpu").describe() == "rank 10 and diagonal 22"
 
 
+@pytest.mark.slow
 @dtypes
 @normalizations
 @pytest.mark.parametrize("lr", [0.1, 1 - 1e-6])
@@ -212,6 +213,7 @@ def few_large(n: int = 100, count: int = 8, scale: float = 1.0) -> Tensor:
     return axes * values @ axes.mT * scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
 def test_a_few_large_curvatures_are_found_whatever_their_scale(dtype: torch.dtype, scale: float):
@@ -230,6 +232,7 @@ def test_a_few_large_curvatures_are_found_whatever_their_scale(dtype: torch.dtyp
     assert conditions[1] > 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", [FiniteDifference(), HessianVector()], ids=lambda p: type(p).__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_quadratic_with_a_few_large_curvatures_is_solved_where_a_diagonal_is_slow(probe, dtype: torch.dtype):
@@ -254,6 +257,7 @@ def test_a_quadratic_with_a_few_large_curvatures_is_solved_where_a_diagonal_is_s
     assert losses[0] < 1e-3 * losses[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", [HessianVector(), FiniteDifference(), Whitening()], ids=lambda p: type(p).__name__)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_it_trains_a_network_jointly(probe, dtype: torch.dtype):
@@ -266,6 +270,7 @@ def test_it_trains_a_network_jointly(probe, dtype: torch.dtype):
     assert optimizer.state[model[0].weight]["Q0_U"].abs().max() > 0
 
 
+@pytest.mark.slow
 def test_jointly_it_beats_a_diagonal_on_a_network():
     """A network whose inputs have a large mean: its curvature in a few directions is large, and those are no axes."""
     losses = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -375,12 +376,14 @@ def pushed(case: Case, normalize: Normalization, lr: float, dtype: torch.dtype, 
         assert all(map(is_sound, group.factors))
 
 
+@pytest.mark.slow
 @law(where=small)
 def test_diagonal_stays_positive_for_ever(case: Case):
     """Whatever tangents there are, of whatever size."""
     pushed(case)
 
 
+@pytest.mark.slow
 @law(where=simple, size=[1e13, 1e-13])
 def test_q_stays_bounded_however_long_it_is_pushed(case: Case, size: float):
     """Curvature far from one, and in all directions but one none at all."""
@@ -420,6 +423,7 @@ def test_q_stays_finite_under_the_worst_of_tangents(case: Case, worst: tuple[tor
     assert torch.isfinite(group.precondition(torch.ones(1, *case.shape, dtype=dtype))).all()
 
 
+@pytest.mark.slow
 @law(where=simple, scale=[1e-3, 1e3])
 def test_a_curvature_that_every_structure_can_fit_is_fitted(case: Case, scale: float):
     """``H`` a multiple of the identity: ``P`` becomes its inverse, with exact pairs and ``c3``."""

@@ -292,6 +292,7 @@ def test_pairs_that_say_nothing_are_known_as_such():
     assert wide.tolist() == [True, True, False, False, True, False, False]
 
 
+@pytest.mark.slow
 def test_damping_bounds_p_where_there_is_no_curvature():
     theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
     optimizer = PSGD([theta], lr=0.0, probe=HessianVector(damping=1e-2), precond_lr=0.05)

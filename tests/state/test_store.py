@@ -47,18 +47,19 @@ def bits(model: nn.Module, optimizer: PSGD) -> bytes:
     return stream.getvalue()
 
 
+@pytest.mark.slow
 @structures
 @probes
 @dtypes
 def test_resume_is_exact_to_the_bit(structure, probe, dtype):
-    """50 steps, save, load into a new model and optimizer, 50 more: as 100 in one go. Dropout is on."""
+    """20 steps, save, load into a new model and optimizer, 20 more: as 40 in one go. Dropout is on."""
     straight = make(structure, probe, dtype, dropout=0.1)
     torch.manual_seed(5)
-    train(*straight, 0, 100)
+    train(*straight, 0, 40)
 
     first = make(structure, probe, dtype, dropout=0.1)
     torch.manual_seed(5)
-    train(*first, 0, 50)
+    train(*first, 0, 20)
     file = io.BytesIO()
     torch.save(
         {"model": first[0].state_dict(), "optimizer": first[1].state_dict(), "random": torch.get_rng_state()}, file
@@ -70,7 +71,7 @@ def test_resume_is_exact_to_the_bit(structure, probe, dtype):
     second[0].load_state_dict(saved["model"])
     second[1].load_state_dict(saved["optimizer"])
     torch.set_rng_state(saved["random"])
-    train(*second, 50, 100)
+    train(*second, 20, 40)
     assert bits(*second) == bits(*straight)
     assert bits(*second) != bits(*first)
 
@@ -95,6 +96,7 @@ pickle.dump(results, open(sys.argv[4], "wb"))
 """
 
 
+@pytest.mark.slow
 def test_resume_in_a_new_process(tmp_path: Path):
     """The same by state dict and by pickle, where nothing is left in memory; the dtypes take turns."""
     saved, pickled, expected = [], [], []

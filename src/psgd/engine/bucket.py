@@ -141,7 +141,12 @@ class Bucket:
 
     def direction(self, d: Preconditioned, room: Room) -> Direction:
         """``P m`` with the buffer it lies in."""
-        return Direction(d.arrays, d.length.to(self.dtype), d.divisor, room.buffer)
+        buffer = room.buffer
+        if buffer is not None and any(
+            part.data_ptr() != a.v.data_ptr() for part, a in zip(self.parts_of(buffer), d.arrays, strict=True)
+        ):
+            buffer = None  # a group that ignored where the result was to be
+        return Direction(d.arrays, d.length.to(self.dtype), d.divisor, buffer)
 
     def limit_rms(self, length: Tensor, max_rms: float) -> Tensor:
         """Factor that shortens directions of some length to ``max_rms``, for each block."""

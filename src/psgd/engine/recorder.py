@@ -189,10 +189,10 @@ class Recorder:
         tables = tuple(bucket.table for bucket in work.buckets)
         aligned = tuple(addresses.aligned for each in tensors for addresses in each.addresses.values())
         dtypes = [bucket.Q.dtype for bucket in work.buckets]
-        damping = tuple(probe.relative_damping(dtype) for dtype in dtypes)
+        fitted = tuple(probe.key(dtype) for dtype in dtypes)
         low = tuple(lower(bucket.device, dtype) for bucket, dtype in zip(work.buckets, dtypes, strict=True))
         averaging = tuple(bucket.averaging for bucket in work.buckets)
-        return numbers, tables, aligned, averaging, damping, low, criterion, probe.of_average
+        return numbers, tables, aligned, averaging, fitted, low, criterion
 
 
 def _only_averages(buckets: Sequence[Bucket], probe: Probe) -> bool:

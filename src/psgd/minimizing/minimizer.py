@@ -132,7 +132,7 @@ def minimize(
     if probe is not None:
         checks.choice("probe", probe, Probe)
     if not stochastic and probe is not None and probe.whitens:
-        raise ValueError("probe=Whitening(): there is nothing to whiten without noise; minimize wants stochastic=True")
+        raise ValueError(f"probe={probe!r}: there is nothing to whiten without noise; minimize wants stochastic=True")
     if not stochastic and lr is not None:
         raise ValueError(f"lr={lr!r}: without noise a line search finds it; minimize wants None, or stochastic=True")
     if stochastic and (ftol is not None or xtol is not None):

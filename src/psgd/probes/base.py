@@ -106,7 +106,7 @@ class Probe(ABC):
     forward_only: bool = False
     #: whether the closure is called twice for a mini-batch
     calls_twice: bool = False
-    #: whether ``Q`` is fitted to gradients instead of changes of the gradient
+    #: whether ``Q`` is fitted to gradients instead of pairs; ``fit_`` is then called without pairs too
     whitens: bool = False
     #: whether ``Q`` is fitted to averaged gradients
     of_average: bool = False
@@ -165,8 +165,19 @@ class Probe(ABC):
         return None
 
     def recordable(self, criterion: Criterion) -> bool:
-        """Whether ``fit_`` does the same work at every step, without random numbers and without a wait."""
-        return criterion in WITHOUT_SOLVES and type(self).damp is Probe.damp and type(self).fit_ is Probe.fit_
+        """Whether ``fit_`` does the same work at every step, without random numbers and without the host.
+
+        A class that overrides ``fit_``, ``descend_`` or ``damp`` is not recordable unless it overrides this as well.
+        """
+        return criterion in WITHOUT_SOLVES and self._fits_as(Probe)
+
+    def _fits_as(self, known: Any) -> bool:
+        """Whether ``Q`` is fitted by the functions of a class, and not by those of a class derived from it."""
+        return all(getattr(type(self), name) is getattr(known, name) for name in ("fit_", "descend_", "damp"))
+
+    def key(self, dtype: torch.dtype) -> Hashable:
+        """Everything that recorded steps of this probe depend on, for a ``Q`` of some dtype."""
+        return type(self), self.relative_damping(dtype), self.of_average
 
     def average_(self, evaluation: Evaluation) -> None:
         """Average gradients and their changes over the ranks of ``group``.

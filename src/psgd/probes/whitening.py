@@ -85,4 +85,4 @@ class Whitening(Probe):
         return Chores.all() if capturing else Chores.of(mix(step), lr)
 
     def recordable(self, criterion: Criterion) -> bool:
-        return criterion in IN_EXPECTATION
+        return criterion in IN_EXPECTATION and self._fits_as(Whitening)

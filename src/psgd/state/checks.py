@@ -67,7 +67,7 @@ def param_groups(params: Any) -> list[Any]:
     return groups
 
 
-def param_group(group: Any, choices: Collection[str], where: str) -> dict[str, Any]:
+def param_group(group: Any, choices: Collection[str], index: int) -> dict[str, Any]:
     """Param group with its parameters in a list; raise if it has options that are for all parameters together."""
     if not isinstance(group, dict):
         raise TypeError(f"param_group={group!r}: PSGD wants a dict with the key 'params'")
@@ -76,7 +76,8 @@ def param_group(group: Any, choices: Collection[str], where: str) -> dict[str, A
     for name in choices:
         if name in group:
             raise ValueError(
-                f"{name}={group[name]!r}{where}: PSGD takes it for all parameters together; use another optimizer"
+                f"{name}={group[name]!r} in param group {index}: PSGD takes it for all parameters together; "
+                "use another optimizer"
             )
     return _listed(group)
 

@@ -139,9 +139,9 @@ def train(
             loss.backward()
             return loss
 
-        if isinstance(optimizer.probe, HessianVector):
+        if optimizer.probe.forward_only:
             loss = optimizer.step(loss_of)
-        elif isinstance(optimizer.probe, Whitening):
+        elif not optimizer.probe.needs_closure:
             loss = backward_closure()
             optimizer.step()
         else:

@@ -249,14 +249,14 @@ def test_pictures_are_those_of_the_script():
     script = runpy.run_path(str(DOCS / "pictures.py"))
     committed = {path.stem for path in (DOCS / "pictures").glob("*.svg")} - {"icon"}
     assert committed == set(script["PICTURES"])
-    page = (DOCS / "method.md").read_text(encoding="utf-8")
+    pages = "".join((DOCS / page).read_text(encoding="utf-8") for page in ("method.md", "architecture.md"))
     for name in committed:
-        assert f"(pictures/{name}.svg)" in page
+        assert f"(pictures/{name}.svg)" in pages
     assert len(script["fitting"](steps=5).axes) == 2
     assert script["optimum"]("c1", 0.1, 1.0) == pytest.approx(10)
     assert script["optimum"]("c2", 0.1, 1.0) == pytest.approx(0.1 / 1.01)
     assert script["optimum"]("c3", 0.1, 1.0) == pytest.approx(1.01**-0.5)
-    for name in ("geometry", "noise", "groups", "rank-two"):
+    for name in ("geometry", "noise", "groups", "rank-two", "layers", "buckets", "step"):
         drawn = script["drawn"](name)
         old = (DOCS / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
         assert drawn.count("<g ") == old.count("<g ")

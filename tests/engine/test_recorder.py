@@ -16,6 +16,7 @@ from torch import nn
 
 from psgd import PSGD, FiniteDifference, HessianVector, Monitor, Whitening, c2
 from psgd.engine.graphs import MOST
+from psgd.groups.pooled import Pooled
 
 from ..emulated import Emulated, emulated_graphs, graphs_made, without_kernels
 
@@ -384,3 +385,44 @@ def test_steps_are_recorded_if_a_whole_param_group_never_has_gradients(counted: 
         optimizer.step()
     assert counted["replays"] > 20
     assert [p._version for p in unused.parameters()] == before
+
+
+class FadingWhitening(Whitening):
+    """Whitening with steps of ``Q`` that depend on how often it was called, which a recording cannot know."""
+
+    calls = 0
+
+    def fit_(self, Q, measured, criterion, lr, ok):
+        self.calls += 1
+        return super().fit_(Q, measured, criterion, lr / self.calls, ok)
+
+
+class OwnDescent(FiniteDifference):
+    """Differences with a descent of their own."""
+
+    def descend_(self, Q, pairs, sign, criterion, lr, ok):
+        super().descend_(Q, pairs, sign, criterion, 0.5 * lr, ok)
+
+
+@pytest.mark.parametrize("kind", [FadingWhitening, OwnDescent])
+def test_a_probe_with_a_fit_of_its_own_is_recorded_only_if_it_says_so(kind):
+    recorded, made = trained(kind(), nothing)
+    assert not made
+    assert_same(recorded, trained_by_torch(kind(), nothing), kind())
+
+
+def test_another_probe_is_another_recording():
+    def replace_probe(optimizer: PSGD, params: Params, step: int) -> None:
+        if step == 25:
+            optimizer.probe = Whitening(of_average=False, damping=0.3)
+
+    recorded, _ = trained(Whitening(), replace_probe)
+    assert_same(recorded, trained_by_torch(Whitening(), replace_probe), Whitening())
+
+
+def test_a_direction_that_is_not_in_its_buffer_is_not_read_from_there(monkeypatch):
+    """A fast path may ignore where its result is to be: it is then slower, not wrong."""
+    precondition = Pooled.precondition
+    monkeypatch.setattr(Pooled, "precondition", lambda self, gs, keep=False, outs=None: precondition(self, gs, keep))
+    mine, _ = trained(FiniteDifference(), nothing)
+    assert_same(mine, trained_by_torch(FiniteDifference(), nothing), FiniteDifference())

@@ -34,6 +34,15 @@ class _Recordings:
     #: by the name of the tensors, and the buckets they are for
     tensors: dict[tuple[str, tuple[Bucket, ...]], TensorsAtAddresses] = field(default_factory=dict)
 
+    def at_addresses(
+        self, name: str, buckets: tuple[Bucket, ...], by_position: Mapping[int, Tensor]
+    ) -> TensorsAtAddresses:
+        """Tensors of some buckets, by their present addresses; always the same arrays of addresses."""
+        if (name, buckets) not in self.tensors:
+            self.tensors[name, buckets] = TensorsAtAddresses(buckets)
+        self.tensors[name, buckets].point(by_position)
+        return self.tensors[name, buckets]
+
 
 class Recorder:
     """Replays steps that were recorded, and records those that come again.
@@ -127,19 +136,11 @@ class Recorder:
         buckets = work.buckets
         device = buckets[0].device
         due = tuple(bucket for bucket in buckets if bucket.group in work.due)
-        recordings = self._recordings
-        if recordings is None or list(recordings.buckets) != list(buckets):
-            nbytes = sum(bucket.nbytes() for bucket in buckets)
-            if not _only_averages(buckets, probe):  # copies of gradients and pairs
-                nbytes += 3 * sum(grad.nbytes for grad in work.grads.by_position.values())
-            recordings = self._recordings = _Recordings(buckets, Graphs(device, nbytes))
-        tensors = {}
-        for name, by_position in given.items():
-            some = tuple(buckets) if name == "grads" else due
-            if (name, some) not in recordings.tensors:
-                recordings.tensors[name, some] = TensorsAtAddresses(some)
-            tensors[name] = recordings.tensors[name, some]
-            tensors[name].point(by_position)
+        recordings = self._of(work, probe)
+        tensors = {
+            name: recordings.at_addresses(name, tuple(buckets) if name == "grads" else due, by_position)
+            for name, by_position in given.items()
+        }
         for bucket in buckets:
             bucket.find_averages()
         graphs = recordings.graphs
@@ -180,6 +181,16 @@ class Recorder:
         for bucket in buckets:
             if bucket not in due:
                 bucket.Q.confirm_P()
+
+    def _of(self, work: Work, probe: Probe) -> _Recordings:
+        """Recordings of steps of these buckets; those of others are dropped."""
+        buckets = work.buckets
+        if self._recordings is None or list(self._recordings.buckets) != list(buckets):
+            nbytes = sum(bucket.nbytes() for bucket in buckets)
+            if not _only_averages(buckets, probe):  # copies of gradients and pairs
+                nbytes += 3 * sum(grad.nbytes for grad in work.grads.by_position.values())
+            self._recordings = _Recordings(buckets, Graphs(buckets[0].device, nbytes))
+        return self._recordings
 
     def _key(
         self, work: Work, tensors: Iterable[TensorsAtAddresses], probe: Probe, criterion: Criterion

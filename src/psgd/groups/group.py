@@ -1,0 +1,180 @@
+"""``Q``: a stack of elements of a Lie group of matrices, written as a Kronecker product of factors.
+
+A dense, a limited-memory and a diagonal ``Q`` are products of one factor; a Kronecker ``Q`` has one factor for each
+axis of its block. A factor knows how a single matrix is stored; ``Group`` knows the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..normalize import MaxAbs, Normalization
+from ..tangent import Tangent, fold, unfold
+from .balance import balancing_powers
+from .factor import Factor, LeftFactor
+
+
+class Group:
+    """A stack of B elements ``Q = Q_0 ⊗ Q_1 ⊗ …`` acting on arrays of shape ``(B, *shape)``.
+
+    Laws: ``solve(apply(v)) = v``, ``solve_t(apply_t(v)) = v``, ``⟨apply(u), v⟩ = ⟨u, apply_t(v)⟩``, and ``descend_``
+    moves along minus the gradient of the criterion that gave the tangent, projected onto the group.
+
+    Args:
+        dims: how the group sees a block: its sizes along the axes of the factors
+        factors: one for each of ``dims``
+    """
+
+    #: whether ``Groups.whiten_`` fits it without random numbers
+    whitens: bool = False
+    #: whether its coordinates are those of the paper, ``dQ = E Q``, with ``a = Q δg`` and ``b = Q⁻ᵀ δθ``
+    left: bool = True
+    #: axis along which ``precondition_parts`` leaves the product with a diagonal factor to the caller
+    scale_axis: int | None = None
+
+    def __init__(self, dims: Sequence[int], factors: Sequence[Factor]) -> None:
+        self.dims = tuple(dims)
+        self.factors = tuple(factors)
+
+    def apply(self, v: Tensor) -> Tensor:
+        return self._along_axes("apply", v)
+
+    def apply_t(self, v: Tensor) -> Tensor:
+        return self._along_axes("apply_t", v)
+
+    def solve(self, v: Tensor) -> Tensor:
+        return self._along_axes("solve", v)
+
+    def solve_t(self, v: Tensor) -> Tensor:
+        return self._along_axes("solve_t", v)
+
+    def a(self, dgrad: Tensor) -> Tensor:
+        """A change of the gradient as the local coordinates of the group show it: here ``Q δg``."""
+        return self.apply(dgrad)
+
+    def b(self, dtheta: Tensor) -> Tensor:
+        """A change of the parameters as the local coordinates of the group show it: here ``Q⁻ᵀ δθ``."""
+        return self.solve_t(dtheta)
+
+    def precondition(self, g: Tensor) -> Tensor:
+        """``P g = Qᵀ Q g``"""
+        return self.apply_t(self.apply(g))
+
+    def precondition_parts(
+        self, g: Tensor, keep: bool = False, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """``P g`` as an array, and what it still has to be multiplied with, if anything; both ``(B, *dims)``.
+
+        Args:
+            g: gradients
+            keep: ``Q`` will be used again before it changes
+            out: where the array is to be
+        """
+        v = self.precondition(g)
+        return (v if out is None else out.copy_(v.view_as(out))), None
+
+    def _along_axes(self, linear_map: str, v: Tensor) -> Tensor:
+        shape = v.shape
+        v = v.reshape(shape[0], *self.dims)
+        for axis, factor in enumerate(self.factors):
+            v = fold(getattr(factor, linear_map)(unfold(v, axis)), axis, v.shape)
+        return v.reshape(shape)
+
+    def descend_(
+        self,
+        tangent: Tangent,
+        lr: float | Tensor,
+        normalize: Normalization | None = None,
+        usable: Tensor | None = None,
+    ) -> None:
+        """``Q_i ← (I − lr / ‖∇E_i‖ · ∇E_i) Q_i`` for every factor, where ``usable`` (B) is true.
+
+        The tangent is as large as the parameters, and used up: its parts are scaled in place.
+        """
+        count = tangent.x.shape[0]
+        tangent = Tangent(tangent.x.reshape(count, *self.dims), tangent.y.reshape(count, *self.dims))
+        informative = tangent.unit_()
+        usable = informative if usable is None else usable & informative
+        for axis, factor in enumerate(self.factors):
+            assert isinstance(factor, LeftFactor)
+            factor.descend_(tangent.unfold(axis), lr, normalize or MaxAbs(), usable, self.limit(tangent.x.dtype))
+        self._balance_(usable)
+
+    def limit(self, dtype: torch.dtype) -> float:
+        """Largest elements that a factor may have, so that ``P`` and ``P⁻¹`` stay well inside the number format."""
+        return float(torch.finfo(dtype).max) ** (0.375 / len(self.factors))
+
+    def _balance_(self, usable: Tensor) -> None:
+        """Move scale between the factors until all are of one size, so that none over- or underflows.
+
+        By powers of two, whose product is one: ``P`` keeps every bit.
+        """
+        if len(self.factors) == 1:
+            return
+        sizes = torch.stack([factor.diagonal().amax(-1) for factor in self.factors])
+        logs = sizes.clamp_min(torch.finfo(sizes.dtype).tiny).log2()
+        is_first = torch.zeros_like(logs[:, :1])
+        is_first[0] = 1
+        powers = balancing_powers(logs, usable, lambda x: x.mean(0), lambda x: x.sum(0), is_first)
+        for factor, scale in zip(self.factors, powers.exp2(), strict=True):
+            for buffer in factor.buffers().values():
+                buffer.mul_(scale.view(-1, *[1] * (buffer.ndim - 1)))
+
+    @property
+    def one_group(self) -> bool:
+        """Whether the matrices of each factor are one group."""
+        return all(factor.one_group for factor in self.factors)
+
+    def random_(self, generator: torch.Generator) -> None:
+        """Become a stack of random elements, well-conditioned: for tests."""
+        for factor in self.factors:
+            factor.random_(generator)
+
+    def dense(self) -> Tensor:
+        """``Q`` as a stack of matrices acting on flattened blocks: for tests and small problems."""
+        Q, *rest = (factor.dense() for factor in self.factors)
+        for factor in rest:
+            Q = torch.stack([torch.kron(q, f) for q, f in zip(Q, factor, strict=True)])
+        return Q
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The tensors that hold the stack, each with leading dimension B."""
+        return {
+            f"Q{axis}_{part}": buffer
+            for axis, factor in enumerate(self.factors)
+            for part, buffer in factor.buffers().items()
+        }
+
+    def bind(self, buffers: dict[str, Tensor]) -> Group:
+        """The same group over other tensors: ``group.bind(group.buffers())`` equals ``group``."""
+        return type(self)(
+            self.dims,
+            [
+                type(factor)(**{part: buffers[f"Q{axis}_{part}"] for part in factor.parts})
+                for axis, factor in enumerate(self.factors)
+            ],
+        )
+
+    def describe(self) -> str:
+        return " ⊗ ".join(factor.describe() for factor in self.factors)
+
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers().values())
+
+    def flops(self, update_every: int = 1) -> list[float]:
+        """For each factor what a step of one block takes on average, where ``Q`` is fitted at every so many steps.
+
+        A factor of n of the N elements of a block sees ``N / n`` columns. It is ``fit / update_every + precondition``,
+        see ``LeftFactor.flops``. Whitening is meant, or a pair that the probe has found.
+        """
+        numel = math.prod(self.dims)
+        each = []
+        for n, factor in zip(self.dims, self.factors, strict=True):
+            assert isinstance(factor, LeftFactor)
+            fit, precondition = factor.flops(numel // n)
+            each.append(fit / update_every + precondition)
+        return each

@@ -245,7 +245,7 @@ class PSGD(Optimizer):
         super().add_param_group(group)
         self._store.attach(self.state, self.param_groups)
         try:
-            self._store.adopt(self.param_groups[-1])
+            self._store.adopt(index, self.param_groups[-1])
         except BaseException:
             for p in self.param_groups.pop()["params"]:
                 self.state.pop(p, None)

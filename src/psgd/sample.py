@@ -40,9 +40,9 @@ def measure(
     If anything fails, the gradients are as they were.
     """
     sample = Sample(Evaluation(None, []), {}, {})
-    start = Gradients(())
+    start, caught = Gradients(()), ranks.catch()
     try:
-        with ranks.catch() as caught:
+        with caught:
             _check(closure, probe, store)
             start = Gradients(store.params)
             now, draw = int(store.clock), _noise(store)
@@ -62,6 +62,8 @@ def measure(
     except BaseException:
         start.restore()
         raise
+    finally:
+        del caught  # the traceback of an error holds this frame, and that what the closure made
     return sample
 
 

@@ -426,3 +426,30 @@ def test_a_direction_that_is_not_in_its_buffer_is_not_read_from_there(monkeypatc
     monkeypatch.setattr(Pooled, "precondition", lambda self, gs, keep=False, outs=None: precondition(self, gs, keep))
     mine, _ = trained(FiniteDifference(), nothing)
     assert_same(mine, trained_by_torch(FiniteDifference(), nothing), FiniteDifference())
+
+
+@pytest.mark.parametrize("probe", [Whitening(), FiniteDifference()], ids=repr)
+def test_a_param_group_may_rest_for_a_step_without_ending_the_recordings(probe, counted: Counter[str]):
+    def train() -> Params:
+        torch.manual_seed(0)
+        params = [nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in ((4, 5), (5,), (4, 5))]
+        optimizer = PSGD([{"params": params[:2]}, {"params": params[2:], "momentum": 0.5}], lr=0.01, probe=probe)
+        for step in range(60):
+            used = params[:2] if step % 4 == 3 else params
+
+            def closure(used=used):
+                optimizer.zero_grad()
+                loss = sum((p - 1).square().sum() + p.sin().sum() for p in used)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+        return params
+
+    with graphs_made() as made:
+        recorded = train()
+    assert len(made) == 1
+    assert counted["replays"] > 30
+    with without_kernels():
+        plain = train()
+    assert_same(recorded, plain, probe)

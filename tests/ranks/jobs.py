@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
@@ -191,6 +192,22 @@ def checkpoint_of_another_model(kind: str) -> None:
         name, entries = next((k, v) for k, v in state["state"].items() if any(n.startswith("Q") for n in v))
         state["state"][name] = {n: v[..., :1] if n.startswith("Q") else v for n, v in entries.items()}
     optimizer.load_state_dict(state)
+
+
+def a_load_that_fails_on_one_rank(kind: str) -> int:
+    """Load an older checkpoint that one rank refuses, go on, and return the number of steps taken."""
+    inner = model_of(torch.float64)
+    model, more = wrapped(inner, kind)
+    optimizer = PSGD(inner.parameters(), lr=0.01, probe=Whitening(), **more)
+    go(model, optimizer, torch.float64, 0, 2)
+    state = copy.deepcopy(optimizer.state_dict())
+    go(model, optimizer, torch.float64, 2, 4)
+    if dist.get_rank() == 0:
+        state["param_groups"][0]["lr"] = -1.0
+    with pytest.raises((ValueError, RuntimeError)):
+        optimizer.load_state_dict(state)
+    go(model, optimizer, torch.float64, 4, 6)
+    return int(optimizer.state[optimizer.parameters()[0]]["step"])
 
 
 def columns(steps: int, **options: Any) -> dict[str, Any]:

@@ -56,6 +56,11 @@ def test_a_checkpoint_of_another_model(ranks, kind):
     assert "failed on another rank" in errors[1]
 
 
+@pytest.mark.parametrize("kind", ["ddp, shared", "fsdp"])
+def test_a_checkpoint_that_one_rank_refuses_is_loaded_on_none(ranks, kind):
+    assert ranks.run(2, jobs.a_load_that_fails_on_one_rank, kind) == [6, 6]
+
+
 def test_what_cannot_be_shared():
     p = torch.zeros(2, 2, requires_grad=True)
     with pytest.raises(TypeError, match="PSGD wants a process group, a device mesh or None"):

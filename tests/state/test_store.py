@@ -580,3 +580,14 @@ def test_dense_state_has_one_block_for_a_joint_group():
     assert all(set(optimizer.state[p]) == {"step", "skipped"} for p in rest)
     x, _ = batch(0)
     assert model(x).shape == (16, 1)
+
+
+def test_a_param_group_that_was_emptied_does_not_shift_the_numbers_of_others():
+    a, b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    optimizer = PSGD([{"params": [a], "lr": 0.1}, {"params": [b], "lr": 0.0}], probe=Whitening())
+    for step in range(4):
+        if step == 2:
+            optimizer.param_groups[0]["params"].clear()
+        a.grad, b.grad = torch.randn(3), torch.randn(3)
+        optimizer.step()
+    assert torch.equal(b, torch.ones(3))

@@ -29,7 +29,7 @@ Advance = Callable[[Work], None]
 class _Recordings:
     """Recordings of steps of some buckets, and the addresses that these read."""
 
-    buckets: Sequence[Bucket]
+    buckets: set[Bucket]
     graphs: Graphs
     #: by the name of the tensors, and the buckets they are for
     tensors: dict[tuple[str, tuple[Bucket, ...]], TensorsAtAddresses] = field(default_factory=dict)
@@ -183,13 +183,18 @@ class Recorder:
                 bucket.Q.confirm_P()
 
     def _of(self, work: Work, probe: Probe) -> _Recordings:
-        """Recordings of steps of these buckets; those of others are dropped."""
+        """Recordings of steps of these buckets, and of others of the same optimizer.
+
+        A param group may rest for a step without ending the recordings of all. New buckets, as after loading a
+        checkpoint, have nothing in common with the old ones, whose recordings are dropped.
+        """
         buckets = work.buckets
-        if self._recordings is None or list(self._recordings.buckets) != list(buckets):
+        if self._recordings is None or self._recordings.buckets.isdisjoint(buckets):
             nbytes = sum(bucket.nbytes() for bucket in buckets)
             if not _only_averages(buckets, probe):  # copies of gradients and pairs
                 nbytes += 3 * sum(grad.nbytes for grad in work.grads.by_position.values())
-            self._recordings = _Recordings(buckets, Graphs(buckets[0].device, nbytes))
+            self._recordings = _Recordings(set(), Graphs(buckets[0].device, nbytes))
+        self._recordings.buckets.update(buckets)
         return self._recordings
 
     def _key(

@@ -150,7 +150,9 @@ class Team(Ranks):
         ids = [key for group in saved["param_groups"] for key in group["params"]]
         others = {key for i, key in enumerate(ids) if not self.owns(i)}
         state = {
-            key: {k: v for k, v in entries.items() if k in ("step", "skipped")} if key in others else entries
+            key: {k: v for k, v in entries.items() if k in ("step", "skipped")}
+            if key in others and isinstance(entries, Mapping)
+            else entries
             for key, entries in saved["state"].items()
         }
         return {**saved, "state": state}
@@ -169,7 +171,10 @@ class Team(Ranks):
         dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
         largest, least = both.tolist()
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame, and that what the closure made
         if largest != -least:
             raise RuntimeError(
                 f"{what}: not the same on all {self.size} ranks, or failed on another (this is {self.rank}); {advice}"
@@ -180,7 +185,10 @@ class Team(Ranks):
         failed = torch.tensor(float(error is not None), device=self.device)
         dist.all_reduce(failed, dist.ReduceOp.MAX, group=self.group)
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame, and that what the closure made
         if failed.item():
             raise RuntimeError(f"{what}: it failed on another rank, so it was not done on rank {self.rank} either")
 

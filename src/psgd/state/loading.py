@@ -22,13 +22,21 @@ def loading(optimizer: Optimizer, store: Store, ranks: Ranks) -> Iterator[None]:
     """
     loaded: list[dict[str, Tensor]] = []
 
+    groups: list[dict[str, Any]] = []
+    checked = False
+
     def check_and_copy(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-        store.attach(optimizer.state, optimizer.param_groups)
-        store.notice_changes()
-        store.follow_model()
-        groups = checkpoint.checked_groups(saved, optimizer.param_groups, optimizer.defaults)
-        expected = [store.expected(i) for i in range(len(store.params))]
-        loaded.extend(checkpoint.checked_state(ranks.own_part(saved), expected, store.may_be_missing()))
+        nonlocal checked
+        with ranks.catch() as caught:
+            store.attach(optimizer.state, optimizer.param_groups)
+            store.notice_changes()
+            store.follow_model()
+            groups.extend(checkpoint.checked_groups(saved, optimizer.param_groups, optimizer.defaults))
+            expected = [store.expected(i) for i in range(len(store.params))]
+            loaded.extend(checkpoint.checked_state(ranks.own_part(saved), expected, store.may_be_missing()))
+        checked = True
+        # Before any rank installs anything: an error on one of them is one on all.
+        ranks.together(caught.error, "load_state_dict")
         return {"state": {}, "param_groups": groups}
 
     def install(_: Optimizer) -> None:
@@ -42,9 +50,11 @@ def loading(optimizer: Optimizer, store: Store, ranks: Ranks) -> Iterator[None]:
         optimizer.register_load_state_dict_post_hook(install, prepend=True),
     ]
     try:
-        with ranks.catch() as caught:
-            yield
+        yield
+    except Exception as error:
+        if not checked:  # a user's own hook failed, and the other ranks wait
+            ranks.together(error, "load_state_dict")
+        raise
     finally:
         for handle in handles:
             handle.remove()
-    ranks.together(caught.error, "load_state_dict")

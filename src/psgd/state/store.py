@@ -108,9 +108,8 @@ class Store:
             for block in self.blocks_of.divide(numbered)
         ]
 
-    def adopt(self, group: Mapping[str, Any]) -> None:
+    def adopt(self, index: int, group: Mapping[str, Any]) -> None:
         """Add a param group, and create the missing parts of its state."""
-        index = 1 + max(self.group_of, default=-1)
         divided = self.divide(group["params"], first=len(self.params))
         for p in group["params"]:
             self.params.append(p)
@@ -155,8 +154,8 @@ class Store:
         self._start_over()
         self.clock.fill_(steps)
         self.skipped.update(skipped)
-        for group in self.groups:
-            self.adopt(group)
+        for index, group in enumerate(self.groups):
+            self.adopt(index, group)
 
     def notice_changes(self) -> None:
         """Rebuild if the param groups or the state were changed from outside, such as by clearing the state."""

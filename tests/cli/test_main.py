@@ -486,9 +486,7 @@ class TestReproduce:
         assert b"-4 ? -2" in done.stdout
         assert (tmp_path / "results" / "report.html").exists()
 
-    @pytest.mark.parametrize(
-        ("jobs", "signal_"), [(1, signal.SIGKILL), (2, signal.SIGKILL), (2, signal.SIGINT)], ids=str
-    )
+    @pytest.mark.parametrize(("jobs", "signal_"), [(1, signal.SIGKILL), (2, signal.SIGINT)], ids=str)
     def test_stopped_at_any_moment_the_same_command_carries_on(self, tmp_path, jobs, signal_):
         script = tmp_path / "program.py"
         script.write_text(

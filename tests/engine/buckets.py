@@ -69,6 +69,6 @@ def store_of(*groups: Sequence[nn.Parameter], structure: Structure = Kronecker()
     store = Store(structure, PerTensor(), None, None, Alone())
     given = [{"params": list(group), "momentum": 0.9, **numbers} for group in groups]
     store.attach(defaultdict(dict), given)
-    for group in given:
-        store.adopt(group)
+    for index, group in enumerate(given):
+        store.adopt(index, group)
     return store

@@ -96,7 +96,7 @@ class Recorder:
             not buckets
             or any(bucket.table is None for bucket in buckets)
             or len({bucket.device for bucket in buckets}) != 1
-            or not (not work.due or probe.recordable(criterion))
+            or (work.due and not probe.recordable(criterion))
             or torch.cuda.is_current_stream_capturing()
             or not (_only_averages(buckets, probe) or ready(buckets[0].device, "gather"))
         ):

@@ -1,4 +1,4 @@
-"""Blocks of one shape, handled together: what the optimizer keeps for them, with a leading dimension B."""
+"""Stacks: blocks of one shape with their ``Q`` and averages, in arrays with a leading dimension B."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ..blocks import Block
 from ..groups import Group
 from ..ops import parameters
 
-#: names of what is kept for an average of gradients
+#: names of the tensors that hold an average of gradients
 AVERAGE = ("momentum", "momentum_weight")
 
 
 class Stack:
-    """Equal-shape blocks with their ``Q`` and, where it is used, the running average of their gradients.
+    """Blocks of one shape with their ``Q`` and, if there is momentum, the running average of their gradients.
 
     Args:
         blocks: the B blocks
         group: their ``Q``
         average: the average of gradients, and the sum of its weights: ``{"momentum": …, "momentum_weight": …}``, or
             empty
-        dtype: of gradients, averages and steps; ``Q`` may be less precise
+        dtype: dtype of gradients, averages and steps; ``Q`` may be less precise
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Stack:
 
     @cached_property
     def single(self) -> bool:
-        """Whether each block is one parameter, seen with any shape."""
+        """Whether each block is one parameter, viewed with any shape."""
         return all(len(block.params) == 1 for block in self.blocks)
 
     @property

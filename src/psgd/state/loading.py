@@ -21,7 +21,6 @@ def loading(optimizer: Optimizer, store: Store, ranks: Ranks) -> Iterator[None]:
     Torch casts all of them to the dtypes of their parameters, which would round a float32 ``Q`` of a bfloat16 model.
     """
     loaded: list[dict[str, Tensor]] = []
-
     groups: list[dict[str, Any]] = []
     checked = False
 

@@ -63,6 +63,9 @@ class PSGD(Optimizer):
         max_rms: largest root mean square of the preconditioned gradient of a block; by default 1.1 with ``Whitening``,
             which makes it about 1, else infinite
         max_norm: largest length of the preconditioned gradient of all parameters together
+        clip_outliers: largest ratio of the length of a block's gradient to that of the longest one of about the last
+            hundred steps. Longer ones are shortened to it, so that an outlier costs a few steps and not the run;
+            ``math.inf`` for the gradients as they are.
         seed: seed of the probe's random numbers, which are a function of seed, step and parameter alone
         maximize: maximise the loss instead of minimising it
         cuda_graph: record the steps of inverse-free factors on a GPU and replay them, which costs the host far less
@@ -123,6 +126,7 @@ class PSGD(Optimizer):
         update_anneal: int = 0,
         max_rms: float | None = None,
         max_norm: float | None = None,
+        clip_outliers: float = 3.0,
         seed: int = 0,
         maximize: bool = False,
         cuda_graph: bool = True,
@@ -148,6 +152,7 @@ class PSGD(Optimizer):
             "update_anneal": update_anneal,
             "max_rms": probe.max_rms if max_rms is None else max_rms,
             "max_norm": max_norm,
+            "clip_outliers": clip_outliers,
             "seed": seed,
             "maximize": maximize,
         }
@@ -193,13 +198,14 @@ class PSGD(Optimizer):
         directions = []
         for bucket in work.buckets:
             own, ok, room = work.groups[bucket.group], work.ok[bucket.device], Room(bucket)
-            m = bucket.average_(work.grads, own["momentum"], ok)  # m ← β m + (1 − β) g
+            limit = bucket.limit_(work.lengths[bucket], own["clip_outliers"], ok)
+            m = bucket.average_(work.grads, own["momentum"], limit, ok)  # m ← β m + (1 − β) g
             d = None
             if bucket.group in work.due:  # Q ← (I − μ ∇E / ‖∇E‖) Q
                 d = self.probe.fit_(bucket.Q, work.measured(bucket, m, room), self.criterion, own["precond_lr"], ok)
             if d is None:  # d = QᵀQ m
                 d = bucket.precondition(m, own["update_every"] > 1, room)
-            directions.append(bucket.direction(d, room))
+            directions.append(bucket.direction(d, limit, own["max_rms"], room))
             bucket.put_back_()
         motion = Motion(work.buckets, directions, work.groups, self._ranks.length)  # lr, less for max_rms and max_norm
         ok_everywhere = self._agree([*work.ok.values(), *motion.is_finite()])

@@ -87,7 +87,6 @@ def work_of(sample: Sample, probe: Probe, store: Store, ranks: Ranks) -> Work:
         _noise(store),
         given=mine,
         flags=[*decisions, *checked],
-        unchecked=() if checked else mine.values(),
     )
 
 

@@ -38,7 +38,7 @@ def bucket_of(
     stacks = []
     for same in (blocks[:2], blocks[2:]):
         Q = structure.init(same[0].shape, batch=len(same), dtype=dtype, device=device)
-        stacks.append(Stack(same, Q, {}, dtype))
+        stacks.append(Stack(same, Q, {}, torch.zeros(len(same), dtype=dtype), dtype))
         if momentum:
             stacks[-1].start_average()
     return Bucket(stacks, group, structure, None)

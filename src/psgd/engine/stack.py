@@ -25,15 +25,22 @@ class Stack:
         group: their ``Q``
         average: the average of gradients, and the sum of its weights: ``{"momentum": …, "momentum_weight": …}``, or
             empty
+        grad_length: length of the longest gradient of late, for each block; zero before the first one
         dtype: dtype of gradients, averages and steps; ``Q`` may be less precise
     """
 
     def __init__(
-        self, blocks: Sequence[Block], group: Group, average: Mapping[str, Tensor], dtype: torch.dtype
+        self,
+        blocks: Sequence[Block],
+        group: Group,
+        average: Mapping[str, Tensor],
+        grad_length: Tensor,
+        dtype: torch.dtype,
     ) -> None:
         self.blocks = list(blocks)
         self.group = group
         self.average = dict(average)
+        self.grad_length = grad_length
         self.dtype = dtype
         self.like = next(iter(group.buffers().values()))
         #: last argument of ``same_layout``, and its parts
@@ -66,7 +73,7 @@ class Stack:
         return [b for b, block in enumerate(self.blocks) if any(i in given for i in block.params)]
 
     def buffers(self) -> dict[str, Tensor]:
-        return {**self.group.buffers(), **self.average}
+        return {**self.group.buffers(), **self.average, "grad_length": self.grad_length}
 
     def pack(self, tensors: Mapping[int, Tensor]) -> Tensor:
         """Stack the blocks of the given parameters, by position; parameters left out count as zero."""
@@ -93,7 +100,8 @@ class Stack:
             return self
         part = {name: torch.stack([buffer[i] for i in chosen]) for name, buffer in self.buffers().items()}
         average = {name: part[name] for name in self.average}
-        return Stack([self.blocks[i] for i in chosen], self.group.bind(part), average, self.dtype)
+        blocks = [self.blocks[i] for i in chosen]
+        return Stack(blocks, self.group.bind(part), average, part["grad_length"], self.dtype)
 
     def put_back_(self, chosen: Sequence[int], part: Stack) -> None:
         if part is self:

@@ -13,7 +13,7 @@ from torch import Tensor
 from . import options
 
 #: entries that a state may lack: those of options not in use, and those that older versions did not write
-_OPTIONAL = {"momentum", "momentum_weight", "skipped"}
+_OPTIONAL = {"momentum", "momentum_weight", "skipped", "grad_length"}
 
 
 def checked_groups(

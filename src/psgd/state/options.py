@@ -37,6 +37,7 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "update_anneal": (lambda v: _whole(v) and v >= 0, "a whole number of at least 0"),
     "max_rms": (lambda v: _number(v) and v > 0, "a positive number, which may be infinite"),
     "max_norm": (lambda v: v is None or (_number(v) and v > 0), "a positive number, or None for no limit"),
+    "clip_outliers": (lambda v: _number(v) and v > 1, "a number greater than 1, which may be infinite"),
     "seed": (_whole, "a whole number"),
     "maximize": (lambda v: isinstance(v, bool), "True or False"),
 }

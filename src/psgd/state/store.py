@@ -129,6 +129,8 @@ class Store:
                 for name in state.keys() - {"step", "skipped"}:
                     del state[name]
                 state.update({name: buffer[0] for name, buffer in Q.buffers().items()})
+            if "grad_length" not in state:  # new, or saved by an older version
+                state["grad_length"] = torch.zeros((), dtype=self.dtype_of(block), device=device)
             if group["momentum"] > 0 and "momentum" not in state:
                 state.update(Stack.new_average(block.shape, self.dtype_of(block), device))
         self._stacks = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from .criteria import Criterion, c3
 from .engine import Motion, Recorder, Room, Stack, Work, flags, without_autocast
 from .groups import Kronecker, Structure
 from .normalize import Normalization
+from .ops.agreement import Fact
 from .probes import Evaluation, FiniteDifference, Probe
 from .ranks import Alone, Ranks, ranks_of
 from .sample import measure, work_of
@@ -157,8 +159,7 @@ class PSGD(Optimizer):
         self.__dict__.update(choices)
         self._assemble(ranks_of(shard, checks.all_tensors(params)))
         super().__init__(params, numbers)
-        kinds = [(tuple(p.shape), str(p.dtype)) for p in self._store.params]
-        self._ranks.same("params", lambda: (kinds, preconditioner, blocks), "build the same model on every rank")
+        self._ranks.same("PSGD", self._facts, "build the same model and optimizer on every rank")
 
     def _assemble(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -211,6 +212,18 @@ class PSGD(Optimizer):
     def _agree(self, decisions: list[Tensor]) -> dict[torch.device, Tensor]:
         """Whether all flags are true, on all devices and ranks."""
         return self._ranks.all_true(flags.agree(decisions, self._store.skipped))
+
+    def _facts(self) -> list[Fact]:
+        """Facts about model and choices."""
+        store, chosen = self._store, [_in_words(getattr(self, name)) for name in self._choice_names]
+        dtypes = [str(p.dtype) for p in store.params]
+        names = [name for group in self.param_groups for name in group.get("param_names", ())]
+        return [
+            *store.facts(),
+            Fact(lambda i: f"the dtype of {store.name(i)}", dtypes),
+            Fact(lambda i: f"the name of parameter {i}", names),
+            Fact(lambda k: self._choice_names[k], chosen),
+        ]
 
     def _notice_changes(self) -> None:
         self._store.attach(self.state, self.param_groups)
@@ -276,3 +289,8 @@ class PSGD(Optimizer):
         choices += [choice for choice in (self.precond_dtype, self.normalize) if choice is not None]
         top = summary.headline(type(self).__name__, choices, self.param_groups, options.NAMES)
         return f"{top}\n{summary.table(self.stacks, self._store.params)}"
+
+
+def _in_words(choice: Any) -> str:
+    """Choice as it reads on every rank: without addresses of memory and numbers of devices."""
+    return re.sub(r"0x[0-9a-f]+|cuda:\d+", "…", repr(choice))

@@ -6,7 +6,6 @@ a part, as with ``fully_shard``.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..ops.agreement import Fact, compare
 from ..ops.distributed import aligned, is_dtensor, local
 from ..ops.parameters import Flags, all_finite, subtract_
 from ..ops.real import as_real, precise_dtype
@@ -160,25 +160,10 @@ class Team(Ranks):
     def check_copy(self) -> None:
         raise TypeError("PSGD: ranks share this one, so it cannot be copied or pickled; use its state_dict()")
 
-    def same(self, what: str, value: Callable[[], Any], advice: str, error: Exception | None = None) -> None:
-        """Raise on all ranks unless all have the same value, compared by its ``repr``; this makes the host wait.
-
-        A rank with an error raises that error, and makes its value differ from those of the others.
-        """
-        told = (value(), sorted(self.owners.items()), error and self.rank)
-        digest = int.from_bytes(hashlib.sha256(repr(told).encode()).digest()[:7], "big")
-        both = torch.tensor([digest, -digest], dtype=torch.int64, device=self.device)
-        dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
-        largest, least = both.tolist()
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame, and that what the closure made
-        if largest != -least:
-            raise RuntimeError(
-                f"{what}: not the same on all {self.size} ranks, or failed on another (this is {self.rank}); {advice}"
-            )
+    def same(self, what: str, facts: Callable[[], list[Fact]], advice: str, error: Exception | None = None) -> None:
+        owned = Fact(lambda k: f"the owner of parameter {list(self.owners)[k]}", list(self.owners.values()))
+        known = [*facts(), owned] if error is None else []
+        compare(what, known, advice, error, self.group, self.device)
 
     def together(self, error: Exception | None, what: str) -> None:
         """Raise an error on the rank where it occurred, and on all others one that says so."""

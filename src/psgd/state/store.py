@@ -21,10 +21,11 @@ from ..groups import Structure
 from ..groups.axes import lower
 from ..normalize import Normalization
 from ..ops import triton
+from ..ops.agreement import Fact
 from ..ops.real import precise_dtype
 from ..ranks.assign import cost_of
 from ..ranks.base import Ranks
-from . import checks
+from . import checks, options
 from .stacking import side_by_side, stack_of
 
 
@@ -204,6 +205,15 @@ class Store:
         names = self.options_of(i).get("param_names")
         name = "" if names is None else f" ({names[i - self.group_of.index(self.group_of[i])]})"
         return f"parameter {i}{name}"
+
+    def facts(self) -> list[Fact]:
+        """Shapes and param groups of all parameters, and the numbers of all param groups."""
+        numbers = [
+            Fact(lambda g, name=name: f"{name} of param group {g}", [group.get(name) for group in self.groups])  # type: ignore[misc]
+            for name in options.NAMES
+        ]
+        shapes = Fact(lambda i: f"the shape of {self.name(i)}", [tuple(kind[0]) for kind in self.kinds])
+        return [shapes, Fact(lambda i: f"the param group of {self.name(i)}", self.group_of), *numbers]
 
     def expected(self, i: int) -> dict[str, Tensor]:
         """All entries that the state of a parameter may have."""

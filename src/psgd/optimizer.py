@@ -158,8 +158,9 @@ class PSGD(Optimizer):
         self._choice_names = tuple(choices)
         self.__dict__.update(choices)
         self._assemble(ranks_of(shard, checks.all_tensors(params)))
-        super().__init__(params, numbers)
-        self._ranks.same("PSGD", self._facts, "build the same model and optimizer on every rank")
+        with self._ranks.catch() as caught:
+            super().__init__(params, numbers)
+        self._ranks.same("PSGD", self._facts, "build the same model and optimizer on every rank", caught.error)
 
     def _assemble(self, ranks: Ranks) -> None:
         self._ranks = ranks

@@ -53,7 +53,11 @@ def wrapped(model: nn.Sequential, kind: str) -> tuple[nn.Module, dict[str, Any]]
         views = kind == "ddp, views"
         shard = {"shard": dist.group.WORLD} if kind == "ddp, shared" else {}
         return DistributedDataParallel(model, gradient_as_bucket_view=views), shard
-    if kind == "hsdp":
+    if kind == "fsdp, tp":  # the first layer is divided twice along one dimension, the second along two, the last once
+        axes = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("data", "tensor"))
+        parallelize_module(model, axes["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        mesh = axes["data"]
+    elif kind == "hsdp":
         copies = 2 if size % 2 == 0 else size
         mesh = init_device_mesh("cpu", (copies, size // copies), mesh_dim_names=("copies", "parts"))
     else:
@@ -85,8 +89,19 @@ def probe_by_itself(name: str, model: nn.Module) -> Probe:
     return FiniteDifference(std=1e-3, module=getattr(model, "module", model), batched=True, group=group)
 
 
+def place(model: nn.Module) -> tuple[int, int]:
+    """Number of this rank's part of a mini-batch, and number of parts; ranks of tensor parallelism have the same."""
+    if not dist.is_initialized():
+        return 0, 1
+    meshes = [p.device_mesh for p in model.parameters() if isinstance(p, DTensor)]
+    for mesh in meshes:
+        if "tensor" in (mesh.mesh_dim_names or ()):
+            return mesh["data"].get_local_rank(), mesh["data"].size()
+    return dist.get_rank(), dist.get_world_size()
+
+
 def go(model: nn.Module, optimizer: PSGD, dtype: torch.dtype, first: int, last: int) -> None:
-    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    rank, size = place(model)
     by_itself = isinstance(optimizer.probe, HessianVector) or getattr(optimizer.probe, "batched", False)
     if by_itself:  # the probe finds the gradients
         model = getattr(model, "module", model)
@@ -177,9 +192,9 @@ def another_mesh() -> None:
 
 
 def two_meshes() -> None:
-    mesh = init_device_mesh("cpu", (2,))
-    other = init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
-    params = [distribute_tensor(torch.zeros(4, 4), mesh, [Shard(0)]), distribute_tensor(torch.zeros(4, 4), other)]
+    """Neither of two meshes has all ranks."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    params = [distribute_tensor(torch.zeros(4, 4), mesh[name], [Shard(0)]) for name in ("a", "b")]
     PSGD([p.requires_grad_() for p in params])
 
 

@@ -46,8 +46,8 @@ def test_other_models_on_other_ranks(ranks):
 
 
 def test_a_mesh_that_does_not_match(ranks):
-    fails(ranks, 3, "PSGD wants the same ranks, or shard=None", jobs.another_mesh)
-    fails(ranks, 2, "PSGD wants one mesh", jobs.two_meshes)
+    fails(ranks, 3, "but ranks [0, 1] share the work", jobs.another_mesh)
+    fails(ranks, 4, "PSGD wants one mesh that all others are parts of", jobs.two_meshes)
 
 
 @pytest.mark.parametrize("kind", ["ddp, shared", "fsdp"])

@@ -6,7 +6,7 @@ a part, as with ``fully_shard``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..ops.agreement import Fact, compare
-from ..ops.distributed import aligned, is_dtensor, local
+from ..ops.distributed import aligned, is_dtensor, local, slices_of
 from ..ops.parameters import Flags, all_finite, subtract_
 from ..ops.real import as_real, precise_dtype
 from .assign import assign
@@ -30,14 +30,8 @@ def ranks_of(shard: Any, params: Sequence[Any]) -> Ranks:
     meshes = list(dict.fromkeys(p.device_mesh for p in tensors if is_dtensor(p)))  # type: ignore[attr-defined]
     if shard is None and not meshes:
         return Alone()
-    if len(meshes) > 1:
-        raise ValueError(f"params: they are divided over {meshes[0]} and over {meshes[1]}; PSGD wants one mesh")
-    group = _group(meshes[0] if shard is None else shard)
-    if meshes and sorted(dist.get_process_group_ranks(group)) != sorted(meshes[0].mesh.flatten().tolist()):
-        raise ValueError(
-            f"shard={shard!r}: its ranks are {dist.get_process_group_ranks(group)}, but the parameters are divided "
-            f"over {meshes[0]}; PSGD wants the same ranks, or shard=None"
-        )
+    # With tensor parallelism some parameters are divided over all axes of a mesh, others over one of them.
+    group = _group(max(meshes, key=lambda mesh: mesh.size()) if shard is None else shard)
     return Team(group, tensors[0].device)
 
 
@@ -67,6 +61,18 @@ class Team(Ranks):
         self._shards: Shards | None = None
         #: positions of the parameters that move in this step, on all ranks
         self._moving: list[int] = []
+
+    def check_new(self, params: Iterable[Tensor], where: str) -> None:
+        ours = set(dist.get_process_group_ranks(self.group))
+        for p in params:
+            if is_dtensor(p):
+                mesh = p.device_mesh  # type: ignore[attr-defined]
+                if not ours.issuperset(mesh.mesh.flatten().tolist()):
+                    raise ValueError(
+                        f"params{where}: some are divided over {mesh}, but ranks {sorted(ours)} share the work; PSGD "
+                        "wants one mesh that all others are parts of, or shard= with the ranks of all meshes"
+                    )
+                slices_of(p)
 
     def keep(self, blocks: Sequence[T], positions: Callable[[T], Sequence[int]], cost: Callable[[T], float]) -> list[T]:
         costs = [cost(block) for block in blocks]

@@ -15,7 +15,7 @@ from .criteria import Criterion, c3
 from .engine import Motion, Recorder, Room, Stack, Work, flags, without_autocast
 from .groups import Kronecker, Structure
 from .normalize import Normalization
-from .ops.agreement import Fact
+from .ops.agreement import Fact, compare
 from .probes import Evaluation, FiniteDifference, Probe
 from .ranks import Alone, Ranks, ranks_of
 from .sample import measure, work_of
@@ -244,6 +244,22 @@ class PSGD(Optimizer):
     def shares_blocks(self) -> bool:
         """Whether ranks share the blocks, so that this one keeps ``Q`` of some of them only."""
         return not self._ranks.has_all
+
+    def check_replicas(self, group: Any = None) -> None:
+        """Raise on all ranks unless parameters, state and param groups are the same on all of them, to the bit.
+
+        Replicas without ``shard`` do not communicate in a step, so they cannot notice there that they differ: in a
+        number of a param group, or in a parameter that only some of them freeze. This check waits for the device and
+        reads everything once; call it every few hundred steps. Parameters and state of which a rank has only a part are
+        left out.
+
+        Args:
+            group: process group of the replicas; all ranks by default
+        """
+        self._notice_changes()
+        store = self._store
+        facts = [*self._facts(), *store.contents(self._ranks.has_all)]
+        compare("check_replicas", facts, "PSGD wants replicas to be the same", None, group, store.params[0].device)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, at any time; they start from ``Q = I``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import numbers
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -12,9 +13,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .real import as_real
+from .streams import on_another_stream
 
 #: types of values that are themselves on all ranks
 _PLAIN = frozenset([bool, int, float, str, tuple, type(None)])
+
+
+class RanksDifferError(RuntimeError):
+    """Error that all ranks of a group raise together, because they differ or one of them failed."""
 
 
 class Fact(NamedTuple):
@@ -34,9 +40,9 @@ def compare(
 ) -> None:
     """Raise on all ranks unless all have the same facts; a rank with an error raises that error.
 
-    Ranks exchange a digest of the facts, which the host waits for. Numbers that are on a device are part of the digest
-    without being read. Only if digests differ are the facts themselves exchanged, for an error that names the first
-    that differs.
+    Ranks exchange a digest of the facts, which the host waits for. Numbers that are on a device are part of it without
+    being read; without such numbers the host does not wait for other work of the device. Only if digests differ are
+    the facts themselves exchanged, for an error that names the first that differs.
 
     Args:
         what: what the ranks are about to do
@@ -46,21 +52,24 @@ def compare(
         group: process group of the ranks
         device: device of tensors that are sent
     """
-    digest = _digest(facts, error and dist.get_rank(group), device)
-    both = torch.stack([digest, ~digest])  # the largest complement is that of the least
-    dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
-    largest, complement = both.tolist()
+    told, there = _plain_facts(facts)
+    told.append(error and dist.get_rank(group))
+    with nullcontext() if there else on_another_stream(device):
+        digest = _digest(told, there, device)
+        both = torch.stack([digest, ~digest])  # the largest complement is that of the least
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
+        largest, complement = both.tolist()
     if error is None and largest == ~complement:
         return
-    told = ([[repr(_plain(v, read=True)) for v in fact.values] for fact in facts], error and _in_words(error))
+    words = ([[repr(_plain(v, read=True)) for v in fact.values] for fact in facts], error and _in_words(error))
     everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, told, group=group)
+    dist.all_gather_object(everyone, words, group=group)
     if error is not None:
         try:
             raise error
         finally:
             del error  # its traceback holds this frame, and that what the closure made
-    raise RuntimeError(f"{what}: {_difference(facts, everyone)}; {advice}")
+    raise RanksDifferError(f"{what}: {_difference(facts, everyone)}; {advice}")
 
 
 def checksum(t: Tensor) -> Tensor:
@@ -70,8 +79,9 @@ def checksum(t: Tensor) -> Tensor:
     return t.view(whole[t.element_size()]).sum(dtype=torch.int64)
 
 
-def _digest(facts: Sequence[Fact], failed: Any, device: torch.device) -> Tensor:
-    told: list[Any] = [failed]
+def _plain_facts(facts: Sequence[Fact]) -> tuple[list[Any], list[Tensor]]:
+    """Values that the host has, and numbers that are on a device."""
+    told: list[Any] = []
     there: list[Tensor] = []
     for fact in facts:
         values = list(fact.values)
@@ -80,6 +90,10 @@ def _digest(facts: Sequence[Fact], failed: Any, device: torch.device) -> Tensor:
             there += [v for v in values if isinstance(v, Tensor)]
             values = [v.device.type if isinstance(v, Tensor) else v for v in values]
         told.append(values)
+    return told, there
+
+
+def _digest(told: Sequence[Any], there: Sequence[Tensor], device: torch.device) -> Tensor:
     digest = int.from_bytes(hashlib.sha256(repr(told).encode()).digest()[:8], "big", signed=True)
     total = torch.tensor(digest, dtype=torch.int64, device=device)
     if there:

@@ -30,8 +30,8 @@ def slices_of(t: Tensor) -> tuple[slice, ...]:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
     from torch.distributed.tensor.placement_types import _StridedShard
 
-    # A dimension that two axes of a mesh divide, as with tensor parallelism and `fully_shard`, is a `_StridedShard`: the
-    # piece of a rank is one slice nevertheless.
+    # With tensor parallelism and `fully_shard`, two axes of a mesh may divide one dimension. Torch calls this a strided
+    # division, but what a rank holds is one slice nevertheless.
     placements = t.placements  # type: ignore[attr-defined]
     known = all(type(p) in (Replicate, Shard, _StridedShard) for p in placements)
     if known and not t.is_complex():

@@ -97,6 +97,6 @@ def _check_tiles(shape: Sequence[int], parts: Sequence[tuple[slice, ...]]) -> No
         pieces = sorted({(part[axis].start, part[axis].stop) for part in parts if _numel(part)})
         if [0, *(stop for _, stop in pieces)] != [*(start for start, _ in pieces), size]:
             raise ValueError(
-                f"params: one of shape {tuple(shape)} is divided into {pieces} along axis {axis}; PSGD wants pieces that "
-                "touch and do not overlap"
+                f"params: one of shape {tuple(shape)} is divided into {pieces} along axis {axis}; PSGD wants pieces "
+                "that touch and do not overlap"
             )

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..ops.agreement import Fact, compare
+from ..ops.agreement import Fact, RanksDifferError, compare
 from ..ops.distributed import aligned, is_dtensor, local, slices_of
 from ..ops.parameters import Flags, all_finite, subtract_
 from ..ops.real import as_real, precise_dtype
@@ -167,6 +167,8 @@ class Team(Ranks):
         raise TypeError("PSGD: ranks share this one, so it cannot be copied or pickled; use its state_dict()")
 
     def same(self, what: str, facts: Callable[[], list[Fact]], advice: str, error: Exception | None = None) -> None:
+        if isinstance(error, RanksDifferError):  # the others raise it too
+            raise error
         owned = Fact(lambda k: f"the owner of parameter {list(self.owners)[k]}", list(self.owners.values()))
         known = [*facts(), owned] if error is None else []
         compare(what, known, advice, error, self.group, self.device)

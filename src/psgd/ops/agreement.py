@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import numbers
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .real import as_real
-from .streams import on_another_stream
 
 #: types of values that are themselves on all ranks
 _PLAIN = frozenset([bool, int, float, str, tuple, type(None)])
@@ -40,9 +38,9 @@ def compare(
 ) -> None:
     """Raise on all ranks unless all have the same facts; a rank with an error raises that error.
 
-    Ranks exchange a digest of the facts, which the host waits for. Numbers that are on a device are part of it without
-    being read; without such numbers the host does not wait for other work of the device. Only if digests differ are
-    the facts themselves exchanged, for an error that names the first that differs.
+    Ranks exchange a digest of the facts, which the host waits for. It does not wait for other work of a device if the
+    group has a backend for CPUs, as ``init_process_group()`` makes it, and all numbers are on the host. Only if digests
+    differ are the facts themselves exchanged, for an error that names the first that differs.
 
     Args:
         what: what the ranks are about to do
@@ -50,15 +48,14 @@ def compare(
         advice: what would be right
         error: error of this rank, or None
         group: process group of the ranks
-        device: device of tensors that are sent
+        device: device of tensors that are sent if the group sends none from the host
     """
     told, there = _plain_facts(facts)
     told.append(error and dist.get_rank(group))
-    with nullcontext() if there else on_another_stream(device):
-        digest = _digest(told, there, device)
-        both = torch.stack([digest, ~digest])  # the largest complement is that of the least
-        dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
-        largest, complement = both.tolist()
+    digest = _digest(told, there, torch.device("cpu") if _on_host(group) else device)
+    both = torch.stack([digest, ~digest])  # the largest complement is that of the least
+    dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
+    largest, complement = both.tolist()
     if error is None and largest == ~complement:
         return
     words = ([[repr(_plain(v, read=True)) for v in fact.values] for fact in facts], error and _in_words(error))
@@ -77,6 +74,11 @@ def checksum(t: Tensor) -> Tensor:
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     t = as_real(t.detach()).contiguous()
     return t.view(whole[t.element_size()]).sum(dtype=torch.int64)
+
+
+def _on_host(group: Any) -> bool:
+    """Whether ranks can exchange tensors of the host; the same answer on all ranks."""
+    return "cpu:" in dist.get_backend_config(group)
 
 
 def _plain_facts(facts: Sequence[Fact]) -> tuple[list[Any], list[Tensor]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TypeVar
 
@@ -47,11 +46,6 @@ def at_once(tasks: Sequence[Callable[[], T]], sizes: Sequence[Tensor], device: t
     for side in sides:
         here.wait_stream(side)
     return results
-
-
-def on_another_stream(device: torch.device) -> AbstractContextManager[object]:
-    """Context whose work on a device does not wait for work that was launched before."""
-    return torch.cuda.stream(_sides(device)[0]) if device.type == "cuda" else nullcontext()
 
 
 @cache

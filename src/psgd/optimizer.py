@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from .criteria import Criterion, c3
 from .engine import Motion, Recorder, Room, Stack, Work, flags, without_autocast
 from .groups import Kronecker, Structure
 from .normalize import Normalization
+from .ops.agreement import Fact, compare
 from .probes import Evaluation, FiniteDifference, Probe
 from .ranks import Alone, Ranks, ranks_of
 from .sample import measure, work_of
@@ -156,9 +158,9 @@ class PSGD(Optimizer):
         self._choice_names = tuple(choices)
         self.__dict__.update(choices)
         self._assemble(ranks_of(shard, checks.all_tensors(params)))
-        super().__init__(params, numbers)
-        kinds = [(tuple(p.shape), str(p.dtype)) for p in self._store.params]
-        self._ranks.same("params", lambda: (kinds, preconditioner, blocks), "build the same model on every rank")
+        with self._ranks.catch() as caught:
+            super().__init__(params, numbers)
+        self._ranks.same("PSGD", self._facts, "build the same model and optimizer on every rank", caught.error)
 
     def _assemble(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -212,6 +214,18 @@ class PSGD(Optimizer):
         """Whether all flags are true, on all devices and ranks."""
         return self._ranks.all_true(flags.agree(decisions, self._store.skipped))
 
+    def _facts(self) -> list[Fact]:
+        """Facts about model and choices."""
+        store, chosen = self._store, [_in_words(getattr(self, name)) for name in self._choice_names]
+        dtypes = [str(p.dtype) for p in store.params]
+        names = [name for group in self.param_groups for name in group.get("param_names", ())]
+        return [
+            *store.facts(),
+            Fact(lambda i: f"the dtype of {store.name(i)}", dtypes),
+            Fact(lambda i: f"the name of parameter {i}", names),
+            Fact(lambda k: self._choice_names[k], chosen),
+        ]
+
     def _notice_changes(self) -> None:
         self._store.attach(self.state, self.param_groups)
         self._store.notice_changes()
@@ -230,6 +244,22 @@ class PSGD(Optimizer):
     def shares_blocks(self) -> bool:
         """Whether ranks share the blocks, so that this one keeps ``Q`` of some of them only."""
         return not self._ranks.has_all
+
+    def check_replicas(self, group: Any = None) -> None:
+        """Raise on all ranks unless parameters, state and param groups are the same on all of them, to the bit.
+
+        Replicas without ``shard`` do not communicate in a step, so they cannot notice there that they differ: in a
+        number of a param group, or in a parameter that only some of them freeze. This check waits for the device and
+        reads everything once; call it every few hundred steps. Parameters and state of which a rank has only a part are
+        left out.
+
+        Args:
+            group: process group of the replicas; all ranks by default
+        """
+        self._notice_changes()
+        store = self._store
+        facts = [*self._facts(), *store.contents(self._ranks.has_all)]
+        compare("check_replicas", facts, "PSGD wants replicas to be the same", None, group, store.params[0].device)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, at any time; they start from ``Q = I``."""
@@ -276,3 +306,8 @@ class PSGD(Optimizer):
         choices += [choice for choice in (self.precond_dtype, self.normalize) if choice is not None]
         top = summary.headline(type(self).__name__, choices, self.param_groups, options.NAMES)
         return f"{top}\n{summary.table(self.stacks, self._store.params)}"
+
+
+def _in_words(choice: Any) -> str:
+    """Choice as it reads on every rank: without addresses of memory and numbers of devices."""
+    return re.sub(r"0x[0-9a-f]+|cuda:\d+", "…", repr(choice))

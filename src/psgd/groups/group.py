@@ -149,6 +149,14 @@ class Group:
             for part, buffer in factor.buffers().items()
         }
 
+    def fault(self) -> tuple[Sequence[str], str] | None:
+        """Names of buffers with finite numbers from which fitting cannot go on, and why; see ``Factor.fault``."""
+        for axis, factor in enumerate(self.factors):
+            found = factor.fault()
+            if found is not None:
+                return [f"Q{axis}_{part}" for part in found[0]], found[1]
+        return None
+
     def bind(self, buffers: dict[str, Tensor]) -> Group:
         """The same group over other tensors: ``group.bind(group.buffers())`` equals ``group``."""
         return type(self)(

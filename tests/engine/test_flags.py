@@ -12,13 +12,13 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from psgd import PSGD, Dense, FiniteDifference, HessianVector, Joint, Kronecker, Whitening, c3
 from psgd.probes.noise import Noise
 from tests.state.test_store import bits
 
 from ..cases import PROBES, STRUCTURES, TRIANGULAR, probes, small_model, structures, train
+from ..interrupt import Break
 from ..peak import Peak
 
 
@@ -264,20 +264,6 @@ def test_an_exception_in_the_closure_leaves_everything_as_it_was(probe, call, er
     for p, grad in zip(model.parameters(), grads, strict=True):
         assert p.grad is grad
         assert torch.equal(grad, torch.full_like(p, 3.0))
-
-
-class Break(TorchDispatchMode):
-    """Raises at the n-th operation of torch: out of memory, or a person at the keyboard."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.left = at
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=lambda p: type(p).__name__)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..normalize import MaxAbs, Normalization
 from ..tangent import Tangent, fold, unfold
-from .balance import balancing_powers
+from .balance import balancing_powers, scale_all_
 from .factor import Factor, LeftFactor
 
 
@@ -120,9 +120,12 @@ class Group:
         is_first = torch.zeros_like(logs[:, :1])
         is_first[0] = 1
         powers = balancing_powers(logs, usable, lambda x: x.mean(0), lambda x: x.sum(0), is_first)
-        for factor, scale in zip(self.factors, powers.exp2(), strict=True):
-            for buffer in factor.buffers().values():
-                buffer.mul_(scale.view(-1, *[1] * (buffer.ndim - 1)))
+        each = [
+            (buffer, scale.view(-1, *[1] * (buffer.ndim - 1)))
+            for factor, scale in zip(self.factors, powers.exp2(), strict=True)
+            for buffer in factor.buffers().values()
+        ]
+        scale_all_([buffer for buffer, _ in each], [scale for _, scale in each])
 
     @property
     def one_group(self) -> bool:

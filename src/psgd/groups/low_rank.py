@@ -176,9 +176,11 @@ class LowRankFactor(LeftFactor):
 
         most = torch.finfo(d.dtype).eps ** -0.5
         taken = (usable & (new._sensitivity() <= self._sensitivity().clamp_min(most)))[:, None, None]
-        torch.where(taken, new.U, self.U, out=self.U)
-        torch.where(taken, new.V, self.V, out=self.V)
-        self.diag.copy_(d.clamp_min(float(torch.finfo(d.dtype).max) ** -0.375))
+        torch.where(taken, new.U, self.U, out=new.U)
+        torch.where(taken, new.V, self.V, out=new.V)
+        d = d.clamp_min(float(torch.finfo(d.dtype).max) ** -0.375)
+        # One call: an interrupt does not find a new U beside an old V, which need not have the same length any more.
+        torch._foreach_copy_([self.U, self.V, self.diag], [new.U, new.V, d])
 
     def flops(self, columns: int) -> tuple[float, float]:
         """FLOPs for one column: its product with ``U`` or ``V`` costs ``2 n r``, and ``K`` costs ``2 n r²``.

@@ -283,8 +283,21 @@ class PSGD(Optimizer):
             raise
 
     @torch.no_grad()
+    def state_dict(self) -> dict[str, Any]:
+        """State and param groups as torch's optimizers return them; the tensors are those of the state, not copies."""
+        handle = self.register_state_dict_post_hook(checkpoint.apart, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
+
+    @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what ``state_dict()`` returned, after checking all of it; every tensor keeps its dtype."""
+        """Load what ``state_dict()`` returned, after checking all of it.
+
+        Tensors of a model of another precision are converted: ``Q`` to ``precond_dtype`` or its default, averages to
+        the dtype of the parameters, but at least float32.
+        """
         with loading(self, self._store, self._ranks):
             super().load_state_dict(state_dict)
 

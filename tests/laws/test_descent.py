@@ -351,10 +351,11 @@ def test_factors_are_kept_in_balance_and_the_product_keeps_every_bit(case: Case)
 
 
 def is_sound(factor: Factor) -> bool:
-    """Finite, and where that is promised with a positive diagonal."""
+    """Finite, where that is promised with a positive diagonal, and such that a checkpoint of it can be loaded."""
     if not all(torch.isfinite(buffer).all() for buffer in factor.buffers().values()):
         return False
-    return not isinstance(factor, LeftFactor) or bool(torch.all(factor.diagonal() > 0))
+    positive = not isinstance(factor, LeftFactor) or bool(torch.all(factor.diagonal() > 0))
+    return positive and factor.fault() is None
 
 
 @settings(max_examples=4)

@@ -199,6 +199,25 @@ def test_whitening_takes_the_gradients_that_are_there_and_measures_nothing():
     assert evaluation.loss is None
 
 
+@pytest.mark.parametrize("accumulated", [False, True])
+def test_whitening_takes_what_a_closure_leaves_as_optimizers_of_torch_do(accumulated: bool):
+    """No gradients, no step; those from before the closure count."""
+    _, params, _, closure = problem()
+    optimizers = [PSGD(params, lr=0.1, probe=Whitening(), weight_decay=0.1), torch.optim.SGD(params, lr=0.1)]
+    for optimizer in optimizers:
+        closure()
+        if not accumulated:
+            optimizer.zero_grad()
+        before = [p.detach().clone() for p in params]
+        assert optimizer.step(lambda: torch.tensor(3.0)) == 3
+        assert all(torch.equal(p, old) for p, old in zip(params, before, strict=True)) != accumulated
+    state = optimizers[0].state[params[0]]
+    assert int(state["skipped"]) == 0
+    if not accumulated:
+        assert torch.equal(state["Q0_root"], torch.eye(len(state["Q0_root"])).to(state["Q0_root"]))
+        assert not state["momentum"].any()
+
+
 @pytest.mark.parametrize("probe", [FiniteDifference(), Whitening()], ids=lambda p: type(p).__name__)
 @pytest.mark.parametrize("accumulated", [False, True])
 def test_a_closure_without_a_loss_says_that_there_is_nothing_to_add(probe, accumulated: bool):

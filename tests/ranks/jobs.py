@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import pickle
 from collections.abc import Callable, Sequence
@@ -210,7 +211,7 @@ def checkpoint_of_another_model(kind: str) -> None:
     optimizer.load_state_dict(state)
 
 
-def a_load_that_fails_on_one_rank(kind: str) -> int:
+def a_load_that_fails_on_one_rank(kind: str, what: str) -> int:
     """Load an older checkpoint that one rank refuses, go on, and return the number of steps taken."""
     inner = model_of(torch.float64)
     model, more = wrapped(inner, kind)
@@ -218,10 +219,17 @@ def a_load_that_fails_on_one_rank(kind: str) -> int:
     go(model, optimizer, torch.float64, 0, 2)
     state = copy.deepcopy(optimizer.state_dict())
     go(model, optimizer, torch.float64, 2, 4)
-    if dist.get_rank() == 0:
+    if what == "lr" and dist.get_rank() == 0:
         state["param_groups"][0]["lr"] = -1.0
-    with pytest.raises((ValueError, RuntimeError)):
+    if what == "Q":  # of one block, which one of the ranks owns
+        mine = next((entries for key, entries in state["state"].items() if key == 0 and "Q0_root" in entries), None)
+        if mine is not None:
+            mine["Q0_root"][0, 0] = math.nan
+    with pytest.raises((ValueError, RuntimeError)) as caught:
         optimizer.load_state_dict(state)
+    if what == "Q":
+        named = "state_dict['state'][0]['Q0_root']: not finite" if mine is not None else "it failed on another rank"
+        assert named in str(caught.value)
     go(model, optimizer, torch.float64, 4, 6)
     return int(optimizer.state[optimizer.parameters()[0]]["step"])
 

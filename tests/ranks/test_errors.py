@@ -107,8 +107,9 @@ def test_a_checkpoint_of_another_model(ranks, kind):
 
 
 @pytest.mark.parametrize("kind", ["ddp, shared", "fsdp"])
-def test_a_checkpoint_that_one_rank_refuses_is_loaded_on_none(ranks, kind):
-    assert ranks.run(2, jobs.a_load_that_fails_on_one_rank, kind) == [6, 6]
+@pytest.mark.parametrize("what", ["lr", "Q"])
+def test_a_checkpoint_that_one_rank_refuses_is_loaded_on_none(ranks, kind, what):
+    assert ranks.run(2, jobs.a_load_that_fails_on_one_rank, kind, what) == [6, 6]
 
 
 def test_what_cannot_be_shared():

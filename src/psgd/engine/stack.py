@@ -99,9 +99,11 @@ class Stack:
         if part is self:
             return
         theirs = part.buffers()
-        for name, buffer in self.buffers().items():
-            for row, i in enumerate(chosen):
-                buffer[i].copy_(theirs[name][row])
+        # One call: an interrupt finds all factors of a block from before, or all from after.
+        torch._foreach_copy_(
+            [buffer[i] for buffer in self.buffers().values() for i in chosen],
+            [theirs[name][row] for name in self.buffers() for row in range(len(chosen))],
+        )
 
     @staticmethod
     def new_average(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:

@@ -19,10 +19,10 @@ from ..ops.factors import scaled
 from ..ops.streams import at_once, sent
 from ..tangent import Tangent, largest
 from .axes import along, gram_, low_dtype, multiply_axes, product_
-from .balance import balancing_powers
+from .balance import balancing_powers, scale_all_
 from .base import Groups, Preconditioned, Scaled, joined
 from .near_symmetric import NearSymmetric, norm_, turn_
-from .pool import Pool, factor_tensor
+from .pool import Pool, factor_tensor, put_back_
 
 if TYPE_CHECKING:
     from .inverse_free import InverseFree
@@ -118,8 +118,7 @@ class Pooled(Groups):
         for pool in self.pools:
             self._descend_pairs_(sides, is_difference, lr, usable, pool)
         self._tidy_(usable)
-        for pool in self.pools:
-            pool.put_back_()
+        put_back_(self.pools)
 
     def _descend_pairs_(
         self,
@@ -195,8 +194,7 @@ class Pooled(Groups):
         tangents.clear()
         if tidy:
             self._tidy_(usable, joined(finite))
-        for pool in self.pools:
-            pool.put_back_()
+        put_back_(self.pools)
         return Preconditioned(whitened, length)
 
     def _at_once(self, function: Callable[..., T], *arguments: Sequence[Any], sizes: Sequence[Tensor]) -> list[T]:
@@ -317,12 +315,14 @@ class Pooled(Groups):
         powers.sub_((logs + powers - self.most).clamp_min_(0).ceil_())
         if finite is not None:
             powers.sub_(8 * (usable & ~finite))
-        for pool, scales in zip(self.pools, powers.exp2_().split(sizes), strict=True):
-            each = along(scales.to(pool.Q.dtype), pool.Q)
-            if pool.Q.dtype == torch.bfloat16:  # torch's own product runs at a third of the speed of memory there
-                scaled(pool.Q, each, pool.Q)
-            else:
-                pool.Q.mul_(each)
+        Qs = [pool.Q for pool in self.pools]
+        scales = [along(each.to(Q.dtype), Q) for each, Q in zip(powers.exp2_().split(sizes), Qs, strict=True)]
+        # No interrupt can divide a recording, and torch's own product of bfloat16 is three times as slow as memory.
+        if self.dtype == torch.bfloat16 and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            for Q, each in zip(Qs, scales, strict=True):
+                scaled(Q, each, Q)
+        else:
+            scale_all_(Qs, scales)
 
     @cached_property
     def _matrices(self) -> list[NearSymmetric]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..blocks import Block
 from ..groups import Structure
+from ..probes.closures import is_finite
 from .memory import available_bytes, readable
 
 Kind = tuple[torch.Size, torch.dtype, torch.device]
@@ -175,7 +176,6 @@ def finite(loss: Any, grads: Mapping[int, Tensor], step: int, name: Callable[[in
     bad = [name(i) for i, grad in grads.items() if not bool(torch.isfinite(grad).all())]
     if bad:
         raise FloatingPointError(f"step {step}: the gradient of {', '.join(bad)} is not finite")
-    if isinstance(loss, (Tensor, int, float)) and not bool(
-        torch.isfinite(loss if isinstance(loss, Tensor) else torch.tensor(loss, device="cpu")).all()
-    ):
-        raise FloatingPointError(f"step {step}: the loss is {float(loss)}")
+    good = bool(torch.isfinite(loss).all()) if isinstance(loss, Tensor) else is_finite(loss)
+    if not good:
+        raise FloatingPointError(f"step {step}: the loss is {loss.tolist() if isinstance(loss, Tensor) else loss}")

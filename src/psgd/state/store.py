@@ -17,7 +17,7 @@ from torch import Tensor
 from ..blocks import Block, Blocks
 from ..engine.bucket import Bucket
 from ..engine.stack import AVERAGE, Stack
-from ..groups import Structure
+from ..groups import Group, Structure
 from ..groups.axes import lower
 from ..normalize import Normalization
 from ..ops import triton
@@ -233,14 +233,20 @@ class Store:
             ),
         ]
 
-    def expected(self, i: int) -> dict[str, Tensor]:
-        """All entries that the state of a parameter may have."""
-        expected = dict(self.state[self.params[i]])
-        block = next((block for block, home in self.homes.items() if home == i), None)
-        if block is not None and "momentum" not in expected:
-            like = next(v for k, v in expected.items() if k.startswith("Q"))
-            expected |= Stack.new_average(block.shape, self.dtype_of(block), like.device)
-        return expected
+    def expected(self) -> tuple[list[dict[str, Tensor]], list[Group | None]]:
+        """For each parameter all entries that its state may have, and the group of the block whose state it holds."""
+        block_at = {home: block for block, home in self.homes.items()}
+        entries, templates = [], []
+        for i, p in enumerate(self.params):
+            mine, template = dict(self.state[p]), None
+            if i in block_at:
+                block, like = block_at[i], next(v for k, v in mine.items() if k.startswith("Q"))
+                template = self.structure.init(block.shape, dtype=like.dtype, device="meta")
+                if "momentum" not in mine:
+                    mine |= Stack.new_average(block.shape, self.dtype_of(block), like.device)
+            entries.append(mine)
+            templates.append(template)
+        return entries, templates
 
     def may_be_missing(self) -> list[bool]:
         """Whether a checkpoint may lack the state of each parameter: if it is frozen, and others do not need it."""

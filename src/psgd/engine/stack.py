@@ -104,17 +104,15 @@ class Stack:
                 buffer[i].copy_(theirs[name][row])
 
     @staticmethod
-    def new_average(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-        """The average of no gradients, for one block."""
+    def new_averages(count: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        """Averages of no gradients, for some blocks of one shape."""
         return {
-            "momentum": torch.zeros(*shape, dtype=dtype, device=device),
-            "momentum_weight": torch.zeros((), dtype=dtype, device=device),
+            "momentum": torch.zeros(count, *shape, dtype=dtype, device=device),
+            "momentum_weight": torch.zeros(count, dtype=dtype, device=device),
         }
 
     def start_average(self) -> None:
-        new = self.new_average(self.blocks[0].shape, self.dtype, self.device)
-        count = len(self.blocks)
-        self.average = {name: value.expand(count, *value.shape).clone() for name, value in new.items()}
+        self.average = self.new_averages(len(self.blocks), self.blocks[0].shape, self.dtype, self.device)
 
     def same_layout(self, stacked: Tensor, tensors: Mapping[int, Tensor]) -> tuple[list[Tensor], list[Tensor]] | None:
         """The parts of ``stacked`` with the tensors that belong there, if these need not be packed."""

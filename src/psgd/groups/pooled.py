@@ -63,10 +63,10 @@ class Pooled(Groups):
             return sent(torch.tensor(values, dtype=dtype, device="cpu"), like.device)
 
         def each(pool: Pool, value: Callable[[int, int], float]) -> list[float]:
-            return [value(g, axis) for g, axis in pool.members for _ in range(self.counts[g])]
+            return [x for g, axis in pool.members for x in [value(g, axis)] * self.counts[g]]
 
         for pool in self.pools:
-            blocks = [starts[g] + b for g, _ in pool.members for b in range(self.counts[g])]
+            blocks = [b for g, _ in pool.members for b in range(starts[g], starts[g + 1])]
             pool.block = on_device(blocks, torch.int64)
             pool.columns = on_device(each(pool, lambda g, axis: numels[g] / self.groups[g].dims[axis]))
             pool.identity = on_device(each(pool, lambda g, axis: numels[g] ** 2 / self.groups[g].dims[axis]))

@@ -31,8 +31,7 @@ def loading(optimizer: Optimizer, store: Store, ranks: Ranks) -> Iterator[None]:
             store.notice_changes()
             store.follow_model()
             groups.extend(checkpoint.checked_groups(saved, optimizer.param_groups, optimizer.defaults))
-            expected = [store.expected(i) for i in range(len(store.params))]
-            loaded.extend(checkpoint.checked_state(ranks.own_part(saved), expected, store.may_be_missing()))
+            loaded.extend(checkpoint.checked_state(ranks.own_part(saved), store.expected(), store.may_be_missing()))
         checked = True
         # Before any rank installs anything: an error on one of them is one on all.
         ranks.together(caught.error, "load_state_dict")

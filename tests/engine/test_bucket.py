@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from psgd import Diagonal, Kronecker
 from psgd.engine.bucket import Bucket, Room
+from psgd.engine.part import MostOfBucket, SomeOfBucket, having
 from psgd.engine.tensors import Tensors
 from psgd.groups import Structure
 from psgd.groups.pooled import Pooled
@@ -171,16 +172,16 @@ def test_a_length_of_zero_is_no_division_by_zero():
 
 def test_a_bucket_whose_blocks_all_have_gradients_is_itself():
     bucket = bucket_of()
-    assert bucket.having(grads_of()) is bucket
-    assert bucket.having({**grads_of(), 7: torch.ones(3)}) is bucket
-    assert bucket.having({7: torch.ones(3)}) is None
+    assert having(bucket, grads_of()) is bucket
+    assert having(bucket, {**grads_of(), 7: torch.ones(3)}) is bucket
+    assert having(bucket, {7: torch.ones(3)}) is None
 
 
 @pytest.mark.parametrize("given", [[0], [1], [2], [0, 1], [0, 2], [1, 2]], ids=str)
 def test_some_blocks_are_copies_until_they_are_put_back(given: list[int]):
     bucket = bucket_of(group=3, momentum=True)
     before = contents(bucket)
-    part = bucket.having({i: grads_of()[i] for i in given})
+    part = having(bucket, {i: grads_of()[i] for i in given})
     assert part is not None
     assert part.group == 3
     assert part.positions == given

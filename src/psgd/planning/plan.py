@@ -113,13 +113,15 @@ def _planned(
             flops=sum(group.flops(update_every)),
             owner=0,
         )
+        cost = cost_of(group, stack.blocks[0].numel * stack.dtype.itemsize)
         for block in stack.blocks:
-            of_params[block.params] = replace(like, names=tuple(names[i] for i in block.params))
-            costs[block.params] = cost_of(group, block.numel * stack.dtype.itemsize)
-    blocks = [of_params[params] for params in sorted(of_params)]
+            of_params[block.params] = like
+            costs[block.params] = cost
+    blocks = []
     shares: list[list[PlannedBlock]] = [[] for _ in range(world_size)]
-    for i, owner in enumerate(assign([costs[params] for params in sorted(of_params)], world_size)):
-        blocks[i] = replace(blocks[i], owner=owner)
-        shares[owner].append(blocks[i])
+    in_order = sorted(of_params)
+    for params, owner in zip(in_order, assign([costs[params] for params in in_order], world_size), strict=True):
+        blocks.append(replace(of_params[params], names=tuple(names[i] for i in params), owner=owner))
+        shares[owner].append(blocks[-1])
     ranks = tuple(Rank(len(s), sum(b.bytes for b in s), sum(b.flops for b in s)) for s in shares)
     return Plan(structure, tuple(blocks), ranks)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..blocks import Block, Blocks
 from ..engine.bucket import Bucket
+from ..engine.part import having
 from ..engine.stack import AVERAGE, Stack
 from ..groups import Group, Structure
 from ..groups.axes import lower
@@ -178,21 +179,25 @@ class Store:
 
     def follow_model(self) -> None:
         """Start over if the model was moved or cast before the first step."""
-        if int(self.clock) == 0 and self.kinds != [checks.kind(p) for p in self.params]:
+        if int(self.clock) == 0 and not self._same_kinds():
             self.state.clear()
             self.rebuild()
 
     def check_kinds(self) -> None:
         """Raise if the model was moved or cast after the first step."""
         self.follow_model()
-        now = [checks.kind(p) for p in self.params]
-        if now == self.kinds:
+        if self._same_kinds():
             return
+        now = [checks.kind(p) for p in self.params]
         i = next(i for i, then in enumerate(self.kinds) if now[i] != then)
         raise ValueError(
             f"params: {self.name(i)} was {checks.describe(self.kinds[i])} and is now "
             f"{checks.describe(now[i])}; PSGD wants parameters to stay as they are after the first step"
         )
+
+    def _same_kinds(self) -> bool:
+        """Whether all parameters are what they were when their state was made; a list of them would be garbage."""
+        return all(map(operator.eq, map(checks.kind, self.params), self.kinds))
 
     def _skip_count(self, device: torch.device) -> Tensor:
         if device not in self.skipped:
@@ -299,7 +304,7 @@ class Store:
             if not stack.average and self.options_of(stack.positions[0])["momentum"]:
                 stack.start_average()
                 self._share_views(stack)
-        some = [bucket.having(given) for bucket in self._buckets]
+        some = [having(bucket, given) for bucket in self._buckets]
         if all(map(operator.is_, some, self._buckets)):
             return self._buckets
         return [bucket for bucket in some if bucket is not None]

@@ -191,7 +191,7 @@ class _Operators:
     def __init__(self, optimizer: PSGD, closure: Callable[[], Tensor], who: str) -> None:
         self.params = optimizer.parameters()
         self.stacks = [
-            stack if len(chosen) == len(stack.blocks) else stack.select(chosen, torch.tensor(chosen, device=stack.device))
+            stack.select(chosen, torch.tensor(chosen, device=stack.device))
             for stack in optimizer.stacks
             if (chosen := _trainable(stack.blocks, self.params))
         ]

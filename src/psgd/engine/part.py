@@ -124,7 +124,7 @@ class SomeOfBucket(Bucket):
 
     def __init__(self, whole: Bucket, division: Division) -> None:
         self.taken = [
-            (stack, index, stack if len(rows) == len(stack.blocks) else stack.select(rows, index))
+            (stack, index, stack.select(rows, index))
             for stack, rows, index in zip(whole.stacks, division.given, division.rows, strict=True)
             if rows
         ]

@@ -90,12 +90,14 @@ class Stack:
             yield from zip(block.params, block.unpack(part), strict=True)
 
     def select(self, chosen: Sequence[int], rows: Tensor) -> Stack:
-        """Stack of copies of some of the blocks.
+        """Stack of copies of some of the blocks; all of them is this stack itself.
 
         Args:
             chosen: their rows
             rows: the same on the device
         """
+        if len(chosen) == len(self.blocks):
+            return self
         copies = {name: buffer.index_select(0, rows) for name, buffer in self.buffers().items()}
         average = {name: copies[name] for name in self.average}
         return Stack([self.blocks[row] for row in chosen], self.group.bind(copies), average, self.dtype)

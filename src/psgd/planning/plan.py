@@ -33,9 +33,9 @@ def plan(
 ) -> Plan:
     """Memory of the state of ``PSGD``, and work of a step with ``Whitening``; nothing is allocated.
 
-    Memory is that of the state: ``Q`` and the average of gradients; a step needs more while it lasts, and between rare
-    updates ``P`` of dense factors is kept beside ``Q``. Work is that of the products with ``Q``, see ``Group.flops``,
-    without computing gradients and moving the parameters. Every block belongs to one rank, see
+    Memory is that of the state: ``Q`` and the average of gradients. A step needs more while it lasts, between rare
+    updates ``P`` of dense factors is kept beside ``Q``, and every tensor costs about 100 bytes on top. Work is that of
+    the products with ``Q``, see ``Group.flops``, without computing gradients and moving the parameters. Every block belongs to one rank, see
     ``psgd.ranks.assign``. Blocks are not divided, so some rank has at least the work of the costliest.
 
     Args:

@@ -264,9 +264,7 @@ class Store:
         stacks = []
         for (shape, dtype, precise, device, kind), same in alike.items():
             blocks, states = zip(*same, strict=True)
-            stacks.append(
-                stack_of(blocks, states, self._template(shape, dtype), precise, device, kind[0] in averaging)
-            )
+            stacks.append(stack_of(blocks, states, self._template(shape, dtype), precise, device, kind[0] in averaging))
         return side_by_side(stacks, self._key)
 
     def _kind_of(self, block: Block) -> tuple[int, torch.dtype]:

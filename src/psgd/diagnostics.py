@@ -255,7 +255,9 @@ class _Operators:
     def __init__(self, optimizer: PSGD, closure: Callable[[], Tensor], who: str) -> None:
         self.params = optimizer.parameters()
         self.stacks = [
-            stack.select(chosen) for stack in optimizer.stacks if (chosen := _trainable(stack.blocks, self.params))
+            stack.select(chosen, torch.tensor(chosen, device=stack.device))
+            for stack in optimizer.stacks
+            if (chosen := _trainable(stack.blocks, self.params))
         ]
         with torch.enable_grad():
             loss = evaluate_forward(closure, Gradients(self.params), who)

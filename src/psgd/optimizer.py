@@ -195,14 +195,14 @@ class PSGD(Optimizer):
         directions = []
         for bucket in work.buckets:
             own, ok, room = work.groups[bucket.group], work.ok[bucket.device], Room(bucket)
-            m = bucket.average_(work.grads, own["momentum"], ok)  # m ← β m + (1 − β) g
-            d = None
-            if bucket.group in work.due:  # Q ← (I − μ ∇E / ‖∇E‖) Q
-                d = self.probe.fit_(bucket.Q, work.measured(bucket, m, room), self.criterion, own["precond_lr"], ok)
-            if d is None:  # d = QᵀQ m
-                d = bucket.precondition(m, own["update_every"] > 1, room)
+            with bucket.updating(fits := bucket.group in work.due):
+                m = bucket.average_(work.grads, own["momentum"], ok)  # m ← β m + (1 − β) g
+                d = None
+                if fits:  # Q ← (I − μ ∇E / ‖∇E‖) Q
+                    d = self.probe.fit_(bucket.Q, work.measured(bucket, m, room), self.criterion, own["precond_lr"], ok)
+                if d is None:  # d = QᵀQ m
+                    d = bucket.precondition(m, own["update_every"] > 1, room)
             directions.append(bucket.direction(d, room))
-            bucket.put_back_()
         motion = Motion(work.buckets, directions, work.groups, self._ranks.length)  # lr, less for max_rms and max_norm
         ok_everywhere = self._agree([*work.ok.values(), *motion.is_finite()])
         for device, count in self._store.skipped.items():

@@ -295,6 +295,22 @@ def test_without_tidying_factors_are_neither_turned_nor_balanced():
         assert left < 0.5 * skew
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0])
+def test_what_is_not_finite_stays_in_its_block(value: float):
+    """Also in sums over the factors of a block, where damping and balancing need them: ``P = 0`` has no logarithm."""
+    groups = [case.group(batch=2, seed=i) for i, case in enumerate(BUCKET)]
+    gs = [case.vectors(1, batch=2, seed=10 + i)[0] for i, case in enumerate(BUCKET)]
+    alone = [one_by_one(group)[1] for group in groups]
+    for group in groups:
+        for buffer in group.buffers().values():
+            buffer[0].fill_(value)
+    Pooled(groups).whiten_(list(gs), 0.1, 0.1, YES)
+    Pooled(alone).whiten_([g[1:] for g in gs], 0.1, 0.1, YES)
+    for group, right in zip(groups, alone, strict=True):
+        for ours, theirs in zip(group.buffers().values(), right.buffers().values(), strict=True):
+            torch.testing.assert_close(ours[1:], theirs, **EXACT)
+
+
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 

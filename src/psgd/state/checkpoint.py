@@ -57,7 +57,8 @@ def checked_state(
     """
     ids = list(chain.from_iterable(group["params"] for group in saved["param_groups"]))
     state = saved["state"]
-    unknown = [key for key in state if key not in ids]
+    known = set(ids)
+    unknown = [key for key in state if key not in known]
     if unknown:
         raise ValueError(f"state_dict['state'][{unknown[0]!r}]: belongs to no parameter of state_dict['param_groups']")
     return [

@@ -131,8 +131,11 @@ def fits_memory(structure: Structure, blocks: Iterable[tuple[Block, torch.dtype,
     """Raise if ``Q`` of all blocks needs more memory than a device has, before anything is allocated."""
     needed: defaultdict[torch.device, int] = defaultdict(int)
     largest: dict[torch.device, tuple[int, tuple[int, ...]]] = {}
+    sizes: dict[tuple[tuple[int, ...], torch.dtype], int] = {}
     for block, dtype, device in blocks:
-        size = structure.init(block.shape, dtype=dtype, device="meta").nbytes()
+        if (block.shape, dtype) not in sizes:
+            sizes[block.shape, dtype] = structure.init(block.shape, dtype=dtype, device="meta").nbytes()
+        size = sizes[block.shape, dtype]
         needed[device] += size
         largest[device] = max(largest.get(device, (0, ())), (size, block.shape))
     for device, size in needed.items():

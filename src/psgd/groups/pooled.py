@@ -314,7 +314,7 @@ class Pooled(Groups):
         powers = balancing_powers(
             logs, usable, lambda x: (self.sum @ x) / self.sum.sum(1), lambda x: self.sum @ x, self.first
         )
-        powers.sub_((logs + powers - self.most).clamp_min_(0).ceil_())
+        powers.sub_(usable * (logs + powers - self.most).clamp_min_(0).ceil_())
         if finite is not None:
             powers.sub_(8 * (usable & ~finite))
         for pool, scales in zip(self.pools, powers.exp2_().split(sizes), strict=True):

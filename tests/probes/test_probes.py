@@ -104,6 +104,22 @@ def test_dropout_sees_the_same_mask_in_both_gradients():
     assert size < 1e-5  # another mask would change the gradient by about one
 
 
+def test_random_numbers_go_on_from_the_first_call():
+    """Also if the second call draws more of them, as a closure may that counts its calls."""
+    theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    states = []
+
+    def closure():
+        torch.randn(1 + 5 * len(states))
+        theta.grad = 2 * theta.detach()
+        states.append(torch.get_rng_state())
+        return 0.0
+
+    measure(FiniteDifference(), [theta], closure)
+    assert not torch.equal(*states)
+    assert torch.equal(torch.get_rng_state(), states[0])
+
+
 def test_buffers_are_updated_once_with_module_and_twice_without():
     for module in (False, True):
         model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))

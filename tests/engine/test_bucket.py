@@ -186,7 +186,8 @@ def test_some_blocks_are_copies_until_they_are_put_back(given: list[int]):
     assert part.positions == given
     for stack in part.stacks:
         for buffer in stack.buffers().values():
-            buffer.fill_(7.0)
+            for row, i in zip(buffer, stack.positions, strict=True):
+                row.fill_(7.0 + i)
     for stack, old, new in zip(bucket.stacks, before, contents(bucket), strict=True):
         if not set(stack.positions) <= set(given):  # all blocks of a stack are the stack itself
             assert all(torch.equal(new[name], old[name]) for name in old)
@@ -194,7 +195,7 @@ def test_some_blocks_are_copies_until_they_are_put_back(given: list[int]):
     for stack, old in zip(bucket.stacks, before, strict=True):
         for name, buffer in stack.buffers().items():
             for row, i in enumerate(stack.positions):
-                assert torch.equal(buffer[row], torch.full_like(buffer[row], 7.0) if i in given else old[name][row])
+                assert torch.equal(buffer[row], torch.full_like(buffer[row], 7.0 + i) if i in given else old[name][row])
 
 
 # -- which blocks share a bucket --------------------------------------------------------------------------------------

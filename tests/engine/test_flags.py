@@ -74,7 +74,8 @@ def test_one_bad_element_is_enough():
     assert all(torch.equal(a, b) for a, b in zip(everything(model, optimizer), before, strict=True))
 
 
-def test_a_loss_that_is_no_tensor_counts_too():
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_tensor_counts_too(bad: float):
     theta = torch.ones(2, requires_grad=True)
     optimizer = PSGD([theta], lr=0.1)
     value = 1.0
@@ -85,7 +86,7 @@ def test_a_loss_that_is_no_tensor_counts_too():
         return value
 
     optimizer.step(closure)
-    value = math.nan
+    value = bad
     before = theta.detach().clone()
     optimizer.step(closure)
     assert torch.equal(theta, before)

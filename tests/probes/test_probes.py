@@ -262,6 +262,20 @@ def test_hessian_vector_of_a_linear_loss_is_zero_and_harmless():
     assert torch.equal(optimizer.state[theta]["Q0_root"], torch.eye(3))
 
 
+def test_hessian_vector_keeps_no_graph_where_nothing_is_to_be_differentiated_twice():
+    """It would hold the activations of the whole model."""
+    theta = torch.ones(3, requires_grad=True)
+    losses = []
+
+    def closure():
+        losses.append(theta.exp().sum())
+        return losses[-1]
+
+    HessianVector()(closure, [theta], [], lambda i: torch.ones(3), Gradients([theta]))
+    with pytest.raises(RuntimeError, match="a second time"):
+        losses[-1].backward()
+
+
 def test_hessian_vector_with_parameters_of_all_kinds():
     used, linear, unused = (torch.ones(2, requires_grad=True) for _ in range(3))
     frozen = torch.ones(2)

@@ -1,0 +1,31 @@
+"""Blocks of one shape in arrays with a leading dimension."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from psgd import Kronecker
+from psgd.blocks import Joint, PerTensor
+from psgd.engine.stack import Stack
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("count", [1, 3])
+def test_whatever_is_packed_has_the_precision_of_the_steps(dtype: torch.dtype, count: int):
+    params = [torch.randn(2, 3).to(dtype) for _ in range(count)]
+    blocks = PerTensor().divide(list(enumerate(params)))
+    Q = Kronecker().init((2, 3), batch=count, dtype=torch.float32, device="cpu")
+    packed = Stack(blocks, Q, {}, torch.float64).pack(dict(enumerate(params)))
+    assert packed.dtype == torch.float64
+    assert torch.equal(packed, torch.stack(params).double())
+
+
+def test_unpacking_undoes_packing_and_what_is_left_out_is_zero():
+    params = {i: torch.randn(shape) for i, shape in enumerate([(2, 3), (4,)])}
+    (block,) = Joint().divide(list(params.items()))
+    stack = Stack([block], Kronecker().init(block.shape, dtype=torch.float32, device="cpu"), {}, torch.float32)
+    assert all(torch.equal(part, params[i]) for i, part in stack.unpack(stack.pack(params)))
+    some = dict(stack.unpack(stack.pack({1: params[1]})))
+    assert torch.equal(some[0], torch.zeros(2, 3))
+    assert torch.equal(some[1], params[1])

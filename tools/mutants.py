@@ -787,7 +787,7 @@ MUTANTS = [
     ),
     *of(
         "engine/recorder.py",
-        "engine/test_recorder.py",
+        "engine/test_recorder.py::test_autograd_is_told_of_steps_that_are_replayed",
         ("autograd is not told", "        torch.autograd.graph.increment_version(changed)\n", ""),
     ),
     *of(

@@ -869,12 +869,12 @@ MUTANTS = [
     ),
     *of(
         "state/store.py",
-        "state/test_store.py",
+        "state/test_store.py::test_a_state_that_a_tool_has_dropped_is_missed",
         ("a trainable block may be missing", "not p.requires_grad and i not in needed", "not p.requires_grad"),
     ),
     *of(
         "state/store.py",
-        "state/test_store.py test_optimizer.py::test_named_parameters_name_the_culprit",
+        "test_optimizer.py::test_named_parameters_name_the_culprit",
         ("names of the first group", "i - self.group_of.index(self.group_of[i])", "i"),
     ),
     *of(

@@ -721,21 +721,13 @@ MUTANTS = [
     ),
     *of(
         "engine/stack.py",
-        "engine/test_bucket.py::test_some_blocks_are_copies_until_they_are_put_back",
+        "engine/test_stack.py",
         ("the wrong row is put back", "copy_(theirs[name][row])", "copy_(theirs[name][-1 - row])"),
-    ),
-    *of(
-        "engine/stack.py",
-        "test_optimizer.py::test_frozen_and_missing_gradients",
         (
             "a block with some gradients has none",
             "if any(i in given for i in block.params)",
             "if all(i in given for i in block.params)",
         ),
-    ),
-    *of(
-        "engine/stack.py",
-        "engine/test_stack.py",
         ("gradients keep their own dtype", "block.pack(parts).to(self.dtype)", "block.pack(parts)"),
     ),
     *of(
@@ -879,8 +871,9 @@ MUTANTS = [
     ),
     *of(
         "state/checks.py",
-        "state/test_checks.py::test_choices",
+        "state/test_checks.py::test_choices_that_do_not_go_together",
         ("bfloat16 is inverted", "value == torch.bfloat16 and structure.inverts", "False"),
+        ("a normalisation that does nothing is taken", "if structure.own_normalization:", "if False:"),
     ),
     # Ranks.
     *of(

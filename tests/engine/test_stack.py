@@ -29,3 +29,22 @@ def test_unpacking_undoes_packing_and_what_is_left_out_is_zero():
     some = dict(stack.unpack(stack.pack({1: params[1]})))
     assert torch.equal(some[0], torch.zeros(2, 3))
     assert torch.equal(some[1], params[1])
+
+
+def test_a_block_is_given_if_any_of_its_parameters_is():
+    (block,) = Joint().divide([(i, torch.ones(2)) for i in range(3)])
+    stack = Stack([block], Kronecker().init(block.shape, dtype=torch.float32, device="cpu"), {}, torch.float32)
+    assert stack.having({1, 7}) == [0]
+    assert stack.having({7}) == []
+
+
+def test_rows_are_put_back_where_they_were_taken():
+    blocks = PerTensor().divide([(i, torch.ones(2)) for i in range(4)])
+    stack = Stack(blocks, Kronecker().init((2,), batch=4, dtype=torch.float32, device="cpu"), {}, torch.float32)
+    part = stack.select([0, 3])
+    assert part.positions == [0, 3]
+    (whole,), (some,) = stack.buffers().values(), part.buffers().values()
+    some.copy_(torch.tensor([5.0, 6.0]).view(2, 1, 1).expand(2, 2, 2))
+    assert torch.equal(whole, torch.eye(2).expand(4, 2, 2))
+    stack.put_back_([0, 3], part)
+    assert whole[:, 0, 0].tolist() == [5.0, 1.0, 1.0, 6.0]

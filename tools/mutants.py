@@ -931,6 +931,10 @@ MUTANTS = [
         "minimizing/line_search.py",
         "minimizing/test_minimize.py::test_line_search_finds_a_flat_place",
         ("a steep rise is flat", "flat = abs(s) <=", "flat = s <="),
+    ),
+    *of(
+        "minimizing/line_search.py",
+        "minimizing/test_line_search.py",
         ("the other root of the cubic", "(q.slope + root - middle)", "(q.slope - root - middle)"),
     ),
     *of(
@@ -960,7 +964,7 @@ MUTANTS = [
     ),
     *of(
         "minimizing/objective.py",
-        "minimizing/test_minimize.py::test_solves_with_noise",
+        "minimizing/test_objective.py",
         (
             "the next sample has the last value",
             "        self.sample += 1\n        self._last = None",
@@ -996,8 +1000,7 @@ MUTANTS = [
     ),
     *of(
         "monitor/taken.py",
-        "monitor/test_monitor.py::test_numbers_are_those_of_the_step "
-        "monitor/test_monitor.py::test_snapshot_needs_no_steps",
+        "monitor/test_monitor.py::test_blocks_of_one_shape_have_numbers_of_their_own",
         ("conditions of another block", "[row::count]", "[row:]"),
     ),
     *of(

@@ -953,8 +953,8 @@ MUTANTS = [
         ("units the other way round", "self.unit = size / change", "self.unit = change / size"),
         (
             "a pair fits without a limit of its step",
-            "min(self._rate(tangent, dtheta, dgrad), self.cap)",
-            "self._rate(tangent, dtheta, dgrad)",
+            "lr = min(rate, self.cap)",
+            "lr = rate",
         ),
     ),
     *of(

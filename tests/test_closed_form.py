@@ -83,6 +83,12 @@ def test_white_noise_formulas(definite, noise):
     torch.testing.assert_close(c3(*moments), U * (values**2 + noise**2).rsqrt() @ U.mT)
 
 
+def test_covariances_are_means_of_outer_products():
+    dtheta, dgrad = sample(0, n=3, count=4)
+    for ours, x, y in zip(covariances(dtheta, dgrad), (dtheta, dgrad, dtheta), (dtheta, dgrad, dgrad), strict=True):
+        torch.testing.assert_close(ours, torch.stack([torch.outer(a, b) for a, b in zip(x, y, strict=True)]).mean(0))
+
+
 def test_covariances_want_samples_in_rows():
     with pytest.raises(ValueError, match=r"dtheta of shape \(3,\).*two matrices of one shape"):
         covariances(torch.ones(3), torch.ones(3))

@@ -98,6 +98,13 @@ def test_lanczos_finds_the_whole_spectrum_of_a_small_matrix(n, seed):
     torch.testing.assert_close((weights * nodes**3).sum(), z @ H @ H @ H @ z / (z @ z))
 
 
+def test_lanczos_stays_orthogonal():
+    """Every eigenvalue is found once, also where large ones leave little but rounding of the small ones."""
+    eigenvalues = torch.cat([torch.arange(1, 20), torch.tensor([1e4, 1e8])]).double()
+    nodes, _ = lanczos_quadrature(lambda v: eigenvalues * v, torch.ones(21, dtype=torch.float64), 100)
+    torch.testing.assert_close(nodes, eigenvalues, rtol=1e-12, atol=1e-6)
+
+
 def test_lanczos_stops_where_nothing_is_left():
     nodes, weights = lanczos_quadrature(lambda v: 3 * v, torch.ones(5, dtype=torch.float64), 100)
     assert nodes.tolist() == [pytest.approx(3)]

@@ -589,6 +589,11 @@ def test_named_parameters_name_the_culprit():
     model(torch.tensor([1, 2])).sum().backward()
     with pytest.raises(ValueError, match=r"parameter 0 \(0.weight\) has a sparse gradient"):
         optimizer.step()
+    weight, *others = model.named_parameters()
+    groups = [{"params": others[:1]}, {"params": [*others[1:], weight]}]  # each group has names of its own
+    optimizer = PSGD(groups, probe=Whitening())
+    with pytest.raises(ValueError, match=r"parameter 2 \(0.weight\) has a sparse gradient"):
+        optimizer.step()
 
 
 def test_grad_scaler():

@@ -181,7 +181,8 @@ def test_a_bucket_whose_blocks_all_have_gradients_is_itself():
 def overwrite_(bucket: Bucket) -> None:
     for stack in bucket.stacks:
         for buffer in stack.buffers().values():
-            buffer.fill_(7.0)
+            for row, i in zip(buffer, stack.positions, strict=True):
+                row.fill_(7.0 + i)
 
 
 def check_rows(bucket: Bucket, before: list[dict[str, Tensor]], given: list[int]) -> None:
@@ -189,7 +190,7 @@ def check_rows(bucket: Bucket, before: list[dict[str, Tensor]], given: list[int]
     for stack, old in zip(bucket.stacks, before, strict=True):
         for name, buffer in stack.buffers().items():
             for row, i in enumerate(stack.positions):
-                assert torch.equal(buffer[row], torch.full_like(buffer[row], 7.0) if i in given else old[name][row])
+                assert torch.equal(buffer[row], torch.full_like(buffer[row], 7.0 + i) if i in given else old[name][row])
 
 
 @pytest.mark.parametrize("given", [[0], [1], [2], [0, 1], [0, 2], [1, 2]], ids=str)

@@ -274,6 +274,23 @@ def test_useless_blocks_do_not_disturb_the_others():
     assert torch.equal(group.dense()[1], right[1].dense()[0])
 
 
+def test_factors_whose_tangent_overflows_become_smaller():
+    """They cannot be fitted: the others, and blocks without a step, stay."""
+    group = Kronecker().init((4,), batch=3, dtype=torch.float32, device="cpu")
+    (Q,) = group.buffers().values()
+    Q[1:] *= 0.5 * group.limit(torch.float32)
+    before = Q.clone()
+    g = torch.full((3, 4), 1e3)
+    g[2] = torch.nan
+    whiten_(group, g)
+    assert not torch.equal(Q[0], before[0])  # the tangent is finite here
+    assert torch.equal(Q[1], before[1] / 2**8)
+    assert torch.equal(Q[2], before[2])
+    for _ in range(100):
+        length = whiten_(group, g, 0.3)[1]
+    assert length[1].item() < 1e3
+
+
 def test_without_tidying_factors_are_neither_turned_nor_balanced():
     case = Case((4, 3))
     (g,) = case.vectors(1)

@@ -104,6 +104,23 @@ def test_choices(options, message):
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precond_dtype": torch.float16}, r"precond_dtype=torch.float16: PSGD wants torch.bfloat16"),
+        (
+            {"precond_dtype": torch.bfloat16, "preconditioner": Dense()},
+            r"precond_dtype=torch.bfloat16: Dense\(\) is inverted .* PSGD wants torch.float32",
+        ),
+        ({"normalize": MaxAbs()}, r"normalize=MaxAbs\(\): Kronecker\(.* PSGD wants None here"),
+    ],
+    ids=str,
+)
+def test_choices_that_do_not_go_together(options, message):
+    with pytest.raises(ValueError, match=message):
+        PSGD([torch.ones(2, requires_grad=True)], **options)
+
+
+@pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Kronecker(max_dense=-1), "max_dense=-1: Kronecker wants"),

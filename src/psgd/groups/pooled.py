@@ -341,7 +341,7 @@ class Pooled(Groups):
         # What someone has put there need not be finite; it must not spread to other blocks, as zero times it would.
         logs = largest_of_each.nan_to_num_(nan=1.0, posinf=1.0).clamp_min_(torch.finfo(self.wide).tiny).log2_()
         powers = balancing_powers(logs, usable, lambda x: self._sum(x) / self.rank, self._sum, self.first)
-        powers.sub_((logs + powers - self.most).clamp_min_(0).ceil_())
+        powers.sub_(usable * (logs + powers - self.most).clamp_min_(0).ceil_())
         if finite is not None:
             powers.sub_(8 * (usable & ~finite))
         Qs = [pool.Q for pool in self.pools]

@@ -55,7 +55,7 @@ lint: $(INSTALLED)
 # Everything that starts no process, trains no model for long and draws no picture.
 QUICK := tests/laws tests/ops tests/engine tests/groups tests/probes tests/state tests/ranks/test_assign.py \
 	tests/test_blocks.py tests/test_closed_form.py tests/test_criteria.py tests/test_layers.py tests/test_optimizer.py \
-	tests/test_tangent.py
+	tests/test_mutants.py tests/test_normalize.py tests/test_tangent.py
 
 check: lint
 	@echo "== pytest: what catches most"

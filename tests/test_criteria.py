@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from psgd import Dense, Diagonal, Kronecker, LimitedMemory, LowRank, MaxAbs, c1, c2, c3, closed_form, diagnostics
-from psgd.criteria import Criterion
+from psgd.criteria import Criterion, misfit
 from psgd.groups import Structure
 
 
@@ -109,6 +111,16 @@ def test_every_structure_finds_a_diagonal_optimum(structure):
     H = torch.diag(torch.tensor([0.2, -0.3, 2.0, 5.0, -10.0], dtype=torch.float64))
     P = fit(H, c3, 6000, lr=0.05, structure=structure, anneal=True)
     torch.testing.assert_close(P.diagonal() * H.diagonal().abs(), torch.ones(5, dtype=torch.float64), rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 0.25, 1.0, 1e3])
+def test_the_misfit_of_c3_is_how_far_the_lengths_are_apart(scale: float):
+    """``|ln(‖a‖² / ‖b‖²)|``, the same for a ``Q`` that is too large and for one that is as much too small."""
+    Q = Diagonal().init((3,), dtype=torch.float64, device="cpu")
+    Q.buffers()["Q0_diag"].fill_(2.0)
+    dtheta = torch.tensor([[1.0, -2.0, 3.0]], dtype=torch.float64)
+    found = misfit(c3, Q, dtheta, scale / 4 * dtheta)  # a = 2 δg and b = δθ / 2
+    torch.testing.assert_close(found.item(), 2 * abs(math.log(scale)))
 
 
 @pytest.mark.slow

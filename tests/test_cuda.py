@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 
 import pytest
 import torch
@@ -76,6 +77,28 @@ def test_resume_is_exact_to_the_bit(structure, probe, dtype):
     go(*second, 10, 20)
     for a, b in zip(weights(second[0]), weights(straight[0]), strict=True):
         assert torch.equal(a, b)
+
+
+def test_an_entry_of_the_state_dict_is_saved_alone():
+    """Its storage ends where it ends, at the memory of the stack."""
+    model = nn.Sequential(*[nn.Linear(30, 30, bias=False) for _ in range(20)]).cuda()
+    optimizer = PSGD(model.parameters(), probe=Whitening())
+    assert len(optimizer.stacks) == 1
+    state = optimizer.state_dict()["state"]
+    for i, p in enumerate(model.parameters()):
+        for name, value in optimizer.state[p].items():
+            assert state[i][name].data_ptr() == value.data_ptr()
+            assert torch.equal(state[i][name], value)
+    file = io.BytesIO()
+    torch.save(state[3], file)
+    assert len(file.getvalue()) < 3 * 30 * 30 * 4 + 4096
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert all(
+        torch.equal(loaded[name], value) and value.device == loaded[name].device for name, value in state[3].items()
+    )
+    optimizer.state.clear()  # the memory lives as long as the entries
+    assert torch.equal(state[3]["Q0_root"], torch.eye(30, device="cuda"))
 
 
 @structures

@@ -252,3 +252,23 @@ def test_the_kinds_are_those_that_there_are():
 def test_all_kinds_of_questions_are_seen(text: str):
     assert any("Whitening" in names for names, _ in asked(ast.parse(text)))
     assert any("c3" in names for names, _ in asked(ast.parse(text.replace("Whitening", "c3"))))
+
+
+#: functions of torch that make a tensor where the default device is, unless they are told otherwise
+FACTORIES = {"arange", "empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randint", "randn", "randperm"}
+FACTORIES |= {"normal", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"}
+
+
+def test_every_new_tensor_of_the_library_is_told_its_device():
+    """So ``torch.set_default_device`` changes nothing. Tools with data of their own follow the default."""
+    untold = [
+        f"{path.relative_to(ROOT)}:{call.lineno}: {ast.unparse(call)}"
+        for unit, path, tree in modules()
+        if unit not in {"bench", "experiments", "cli"}
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call)
+        and ast.unparse(call.func).removeprefix("torch.") in FACTORIES
+        and ast.unparse(call.func).startswith("torch.")
+        and not any(keyword.arg in ("device", "out", None) for keyword in call.keywords)
+    ]
+    assert not untold

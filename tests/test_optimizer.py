@@ -589,6 +589,11 @@ def test_named_parameters_name_the_culprit():
     model(torch.tensor([1, 2])).sum().backward()
     with pytest.raises(ValueError, match=r"parameter 0 \(0.weight\) has a sparse gradient"):
         optimizer.step()
+    weight, *others = model.named_parameters()
+    groups = [{"params": others[:1]}, {"params": [*others[1:], weight]}]  # each group has names of its own
+    optimizer = PSGD(groups, probe=Whitening())
+    with pytest.raises(ValueError, match=r"parameter 2 \(0.weight\) has a sparse gradient"):
+        optimizer.step()
 
 
 def test_grad_scaler():
@@ -743,10 +748,13 @@ def test_the_default_device_does_not_matter(structure, probe):
     """Not even one where there are no numbers."""
 
     def trained(device: str) -> list[torch.Tensor]:
-        model = small_model()
-        optimizer = PSGD(model.parameters(), lr=0.05, momentum=0.5, preconditioner=structure, probe=probe, max_norm=1.0)
+        model, again = small_model(), small_model()
         data = [batch(step) for step in range(4)]
+        options = {"lr": 0.05, "momentum": 0.5, "preconditioner": structure, "probe": probe, "max_norm": 1.0}
         with torch.device(device):
+            optimizer = PSGD(model.parameters(), **options)
+            optimizer.load_state_dict(PSGD(again.parameters(), **options).state_dict())
+            assert "PSGD" in repr(copy.deepcopy(optimizer))
             for x, y in data:
 
                 def loss_of(x=x, y=y):

@@ -29,11 +29,16 @@ class Block:
     views: tuple[tuple[int, ...], ...]
     dim: int = 0
 
+    def __hash__(self) -> int:
+        """Hash of the positions alone, which no two blocks of an optimizer have in common."""
+        return hash(self.params)
+
     @property
     def shape(self) -> tuple[int, ...]:
+        if len(self.views) == 1:
+            return self.views[0]
         first = list(self.views[0])
-        if len(self.views) > 1:
-            first[self.dim] = sum(view[self.dim] for view in self.views)
+        first[self.dim] = sum(view[self.dim] for view in self.views)
         return tuple(first)
 
     @property

@@ -12,6 +12,7 @@ without ever forming a matrix. Eigenvalues of ``PH`` are those of the symmetric 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,23 @@ class Properties:
     noise_suppression_gain: float
 
 
+@dataclass(frozen=True)
+class EstimatedProperties(Properties):
+    """The three properties, and how far chance may have moved each of them.
+
+    Args:
+        standard_error: standard error of each, from the differences between random vectors: zero for exact properties,
+            infinite for one vector
+    """
+
+    standard_error: Properties
+
+    def __str__(self) -> str:
+        """Each property with twice its standard error, beyond which lies a true value in one case of about fifteen."""
+        names = Properties.__dataclass_fields__
+        return ", ".join(f"{n}: {getattr(self, n):.3g} ± {2 * getattr(self.standard_error, n):.2g}" for n in names)
+
+
 def preconditioned_eigenvalues(P: Tensor, H: Tensor) -> Tensor:
     """The eigenvalues of ``PH``, ascending; all real, with the signs of those of ``H`` (Proposition 1).
 
@@ -45,8 +63,22 @@ def preconditioned_eigenvalues(P: Tensor, H: Tensor) -> Tensor:
     >>> preconditioned_eigenvalues(torch.tensor([[1.25, -0.75], [-0.75, 1.25]]), H)
     tensor([-2.,  2.])
     """
-    Q = torch.linalg.cholesky(P, upper=True)
+    _check_symmetric("P", P)
+    _check_symmetric("H", H)
+    Q, failed = torch.linalg.cholesky_ex(P, upper=True)
+    if bool(failed):
+        raise ValueError("P: it is not positive definite; a preconditioner QᵀQ with a regular Q is")
     return torch.linalg.eigvalsh(Q @ H @ Q.mT)
+
+
+def _check_symmetric(name: str, M: Tensor) -> None:
+    """Raise unless a matrix is symmetric but for rounding: functions of torch would read one of its halves only."""
+    if M.ndim != 2 or M.shape[0] != M.shape[1]:
+        raise ValueError(f"{name} of shape {tuple(M.shape)}: diagnostics want a square matrix")
+    if not bool((M - M.mT).abs().max() <= torch.finfo(M.dtype).eps ** 0.5 * M.abs().max()):
+        raise ValueError(
+            f"{name}: it is not symmetric, or not finite; diagnostics want a symmetric matrix, as a Hessian is"
+        )
 
 
 def eigenvalue_spread(eigenvalues: Tensor) -> Tensor:
@@ -56,6 +88,7 @@ def eigenvalue_spread(eigenvalues: Tensor) -> Tensor:
 
 def eigenvalue_spread_gain(P: Tensor, H: Tensor) -> Tensor:
     """The spread of ``H`` divided by that of ``PH``: 1 for plain SGD, the larger the better."""
+    _check_symmetric("H", H)
     return eigenvalue_spread(torch.linalg.eigvalsh(H)) / eigenvalue_spread(preconditioned_eigenvalues(P, H))
 
 
@@ -66,8 +99,12 @@ def mean_abs_eigenvalue(P: Tensor, H: Tensor) -> Tensor:
 
 def noise_suppression_gain(P: Tensor, H: Tensor, noise: Tensor | None = None) -> Tensor:
     """``tr(H⁻² R) / tr(P² R)`` for gradient noise of covariance ``R``; by default white noise."""
+    _check_symmetric("P", P)
+    _check_symmetric("H", H)
     R = torch.eye(H.shape[0], dtype=H.dtype, device=H.device) if noise is None else noise
-    H_inverse = torch.linalg.inv(H)
+    H_inverse, failed = torch.linalg.inv_ex(H)
+    if bool(failed):
+        raise ValueError("H: it is singular; noise is suppressed relative to Newton's method, which wants its inverse")
     return (H_inverse @ H_inverse @ R).trace() / (P @ P @ R).trace()
 
 
@@ -80,11 +117,14 @@ def properties(P: Tensor, H: Tensor) -> Properties:
 
 def model_properties(
     optimizer: PSGD, closure: Callable[[], Tensor], *, probes: int = 8, iterations: int = 64, seed: int = 0
-) -> Properties:
+) -> EstimatedProperties:
     """All three properties for the parameters of an optimizer, by Hessian-vector products instead of matrices.
 
-    Functions of eigenvalues are estimated by stochastic Lanczos quadrature, ``tr(P²)`` by Hutchinson's estimator. With
-    at least as many probes and iterations as there are parameters nothing is random, and the result is exact. The
+    Functions of eigenvalues are estimated by stochastic Lanczos quadrature, ``tr(P²)`` by Hutchinson's estimator, and
+    their standard errors by leaving out one random vector at a time (the jackknife). Small eigenvalues that so many
+    Lanczos steps do not resolve are not part of the errors; more iterations show whether there are any.
+
+    Up to ``probes · iterations`` parameters the matrices themselves cost no more, and the result is exact. The
     parameters, their gradients and the optimizer's state are not changed.
 
     Args:
@@ -94,21 +134,47 @@ def model_properties(
         iterations: Lanczos steps for each
         seed: of the random vectors
     """
-    for name, value in (("probes", probes), ("iterations", iterations)):
-        if value < 1:
-            raise ValueError(f"{name}={value!r}: model_properties wants a whole number of at least 1")
+    _check_counts("model_properties", probes=probes, iterations=iterations)
     operators = _Operators(optimizer, closure, "model_properties")
-    vectors = list(operators.probes(probes, seed))
+    if operators.size <= probes * iterations:
+        return _exact(operators)
+    vectors = operators.probes(probes, seed)
     plain = [lanczos_quadrature(operators.H, z, iterations) for z in vectors]
     preconditioned = [lanczos_quadrature(operators.QHQt, z, iterations) for z in vectors]
-    trace_P2 = torch.stack([operators.P(z).square().sum() for z in vectors]).mean() * operators.per_probe
-    trace_H_2 = _mean_over_spectrum(plain, lambda eigenvalues: eigenvalues**-2) * operators.size
-    spread_gain = _spread(plain) / _spread(preconditioned)
-    return Properties(
-        float(spread_gain),
-        float(_mean_over_spectrum(preconditioned, torch.abs)),
-        float(trace_H_2 / trace_P2),
+    squares = [operators.P(z).square().sum() for z in vectors]
+
+    def estimate(some: Sequence[int]) -> Tensor:
+        H, PH = ([each[k] for k in some] for each in (plain, preconditioned))
+        trace_P2 = torch.stack([squares[k] for k in some]).mean()
+        trace_H_2 = _mean_over_spectrum(H, lambda eigenvalues: eigenvalues**-2) * operators.size
+        return torch.stack([_spread(H) / _spread(PH), _mean_over_spectrum(PH, torch.abs), trace_H_2 / trace_P2])
+
+    everyone = list(range(probes))
+    found = estimate(everyone).tolist()
+    errors = [math.inf] * len(found)
+    if probes > 1:
+        without_one = torch.stack([estimate([k for k in everyone if k != left]) for left in everyone])
+        errors = (without_one.std(0, correction=0) * (probes - 1) ** 0.5).tolist()
+    return EstimatedProperties(found[0], found[1], found[2], standard_error=Properties(*errors))
+
+
+def _exact(operators: _Operators) -> EstimatedProperties:
+    """Properties from matrices, made column by column."""
+    columns = list(torch.eye(operators.size, dtype=operators.dtype, device=operators.device))
+    H, PH, P = (torch.stack([of(e) for e in columns]) for of in (operators.H, operators.QHQt, operators.P))
+    plain, preconditioned = (torch.linalg.eigvalsh((M + M.mT) / 2) for M in (H, PH))
+    return EstimatedProperties(
+        float(eigenvalue_spread(plain) / eigenvalue_spread(preconditioned)),
+        float(preconditioned.abs().mean()),
+        float(plain.pow(-2).sum() / P.square().sum()),
+        standard_error=Properties(0.0, 0.0, 0.0),
     )
+
+
+def _check_counts(who: str, **counts: int) -> None:
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r}: {who} wants a whole number of at least 1")
 
 
 @dataclass(frozen=True)
@@ -144,9 +210,7 @@ def model_spectrum(
         iterations: Lanczos steps for each
         seed: of the random vectors
     """
-    for name, value in (("probes", probes), ("iterations", iterations)):
-        if value < 1:
-            raise ValueError(f"{name}={value!r}: model_spectrum wants a whole number of at least 1")
+    _check_counts("model_spectrum", probes=probes, iterations=iterations)
     if any(is_dtensor(p) for p in optimizer.parameters()):
         raise ValueError("optimizer: ranks hold only parts of its parameters; model_spectrum wants whole ones")
     operators = _Operators(optimizer, closure, "model_spectrum")
@@ -191,7 +255,9 @@ class _Operators:
     def __init__(self, optimizer: PSGD, closure: Callable[[], Tensor], who: str) -> None:
         self.params = optimizer.parameters()
         self.stacks = [
-            stack.select(chosen) for stack in optimizer.stacks if (chosen := _trainable(stack.blocks, self.params))
+            stack.select(chosen, torch.tensor(chosen, device=stack.device))
+            for stack in optimizer.stacks
+            if (chosen := _trainable(stack.blocks, self.params))
         ]
         with torch.enable_grad():
             loss = evaluate_forward(closure, Gradients(self.params), who)
@@ -200,17 +266,15 @@ class _Operators:
         self.grads = [g if g is not None and g.requires_grad else None for g in grads]
         self.sizes = [len(stack.blocks) * stack.blocks[0].numel for stack in self.stacks]
         self.size = sum(self.sizes)
+        self.dtype, self.device = self.stacks[0].like.dtype, self.stacks[0].device
 
     def probes(self, count: int, seed: int) -> list[Tensor]:
         """Vectors of random signs, or all unit vectors if there are no more of them than ``count``."""
-        first = self.stacks[0].like
         if count >= self.size:
-            self.per_probe = self.size
-            return list(torch.eye(self.size, dtype=first.dtype, device=first.device))
-        self.per_probe = 1
+            return list(torch.eye(self.size, dtype=self.dtype, device=self.device))
         generator = torch.Generator("cpu").manual_seed(seed)
         signs = torch.randint(0, 2, (count, self.size), generator=generator, device="cpu") * 2 - 1
-        return list(signs.to(first.device, first.dtype))
+        return list(signs.to(self.device, self.dtype))
 
     def _split(self, v: Tensor) -> list[Tensor]:
         return [

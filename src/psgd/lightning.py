@@ -80,7 +80,7 @@ class PreconditionerMonitor(pl.Callback):
         if values:
             for logger in trainer.loggers:
                 logger.log_metrics(values, step=trainer.global_step - 1)
-            trainer.callback_metrics.update({name: torch.tensor(value) for name, value in values.items()})
+            trainer.callback_metrics.update({name: torch.tensor(value, device="cpu") for name, value in values.items()})
 
     def on_train_end(self, *_: Any) -> None:
         self._close()

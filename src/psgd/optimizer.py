@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from .criteria import Criterion, c3
 from .engine import Motion, Recorder, Room, Stack, Work, flags, without_autocast
 from .groups import Kronecker, Structure
 from .normalize import Normalization
+from .ops.agreement import Fact, compare
 from .probes import Evaluation, FiniteDifference, Probe
 from .ranks import Alone, Ranks, ranks_of
 from .sample import measure, work_of
@@ -161,9 +163,9 @@ class PSGD(Optimizer):
         self._choice_names = tuple(choices)
         self.__dict__.update(choices)
         self._assemble(ranks_of(shard, checks.all_tensors(params)))
-        super().__init__(params, numbers)
-        kinds = [(tuple(p.shape), str(p.dtype)) for p in self._store.params]
-        self._ranks.same("params", lambda: (kinds, preconditioner, blocks), "build the same model on every rank")
+        with self._ranks.catch() as caught:
+            super().__init__(params, numbers)
+        self._ranks.same("PSGD", self._facts, "build the same model and optimizer on every rank", caught.error)
 
     def _assemble(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -198,15 +200,15 @@ class PSGD(Optimizer):
         directions = []
         for bucket in work.buckets:
             own, ok, room = work.groups[bucket.group], work.ok[bucket.device], Room(bucket)
-            limit = bucket.limit_(work.lengths[bucket], own["clip_outliers"], ok)
-            m = bucket.average_(work.grads, own["momentum"], limit, ok)  # m ← β m + (1 − β) g
-            d = None
-            if bucket.group in work.due:  # Q ← (I − μ ∇E / ‖∇E‖) Q
-                d = self.probe.fit_(bucket.Q, work.measured(bucket, m, room), self.criterion, own["precond_lr"], ok)
-            if d is None:  # d = QᵀQ m
-                d = bucket.precondition(m, own["update_every"] > 1, room)
+            with bucket.updating(fits := bucket.group in work.due):
+                limit = bucket.limit_(work.lengths[bucket], own["clip_outliers"], ok)
+                m = bucket.average_(work.grads, own["momentum"], limit, ok)  # m ← β m + (1 − β) g
+                d = None
+                if fits:  # Q ← (I − μ ∇E / ‖∇E‖) Q
+                    d = self.probe.fit_(bucket.Q, work.measured(bucket, m, room), self.criterion, own["precond_lr"], ok)
+                if d is None:  # d = QᵀQ m
+                    d = bucket.precondition(m, own["update_every"] > 1, room)
             directions.append(bucket.direction(d, limit, own["max_rms"], room))
-            bucket.put_back_()
         motion = Motion(work.buckets, directions, work.groups, self._ranks.length)  # lr, less for max_rms and max_norm
         ok_everywhere = self._agree([*work.ok.values(), *motion.is_finite()])
         for device, count in self._store.skipped.items():
@@ -217,6 +219,18 @@ class PSGD(Optimizer):
     def _agree(self, decisions: list[Tensor]) -> dict[torch.device, Tensor]:
         """Whether all flags are true, on all devices and ranks."""
         return self._ranks.all_true(flags.agree(decisions, self._store.skipped))
+
+    def _facts(self) -> list[Fact]:
+        """Facts about model and choices."""
+        store, chosen = self._store, [_in_words(getattr(self, name)) for name in self._choice_names]
+        dtypes = [str(p.dtype) for p in store.params]
+        names = [name for group in self.param_groups for name in group.get("param_names", ())]
+        return [
+            *store.facts(),
+            Fact(lambda i: f"the dtype of {store.name(i)}", dtypes),
+            Fact(lambda i: f"the name of parameter {i}", names),
+            Fact(lambda k: self._choice_names[k], chosen),
+        ]
 
     def _notice_changes(self) -> None:
         self._store.attach(self.state, self.param_groups)
@@ -236,6 +250,22 @@ class PSGD(Optimizer):
     def shares_blocks(self) -> bool:
         """Whether ranks share the blocks, so that this one keeps ``Q`` of some of them only."""
         return not self._ranks.has_all
+
+    def check_replicas(self, group: Any = None) -> None:
+        """Raise on all ranks unless parameters, state and param groups are the same on all of them, to the bit.
+
+        Replicas without ``shard`` do not communicate in a step, so they cannot notice there that they differ: in a
+        number of a param group, or in a parameter that only some of them freeze. This check waits for the device and
+        reads everything once; call it every few hundred steps. Parameters and state of which a rank has only a part are
+        left out.
+
+        Args:
+            group: process group of the replicas; all ranks by default
+        """
+        self._notice_changes()
+        store = self._store
+        facts = [*self._facts(), *store.contents(self._ranks.has_all)]
+        compare("check_replicas", facts, "PSGD wants replicas to be the same", None, group, store.params[0].device)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, at any time; they start from ``Q = I``."""
@@ -259,8 +289,21 @@ class PSGD(Optimizer):
             raise
 
     @torch.no_grad()
+    def state_dict(self) -> dict[str, Any]:
+        """State and param groups as torch's optimizers return them; the tensors are those of the state, not copies."""
+        handle = self.register_state_dict_post_hook(checkpoint.apart, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
+
+    @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what ``state_dict()`` returned, after checking all of it; every tensor keeps its dtype."""
+        """Load what ``state_dict()`` returned, after checking all of it.
+
+        Tensors of a model of another precision are converted: ``Q`` to ``precond_dtype`` or its default, averages to
+        the dtype of the parameters, but at least float32.
+        """
         with loading(self, self._store, self._ranks):
             super().load_state_dict(state_dict)
 
@@ -282,3 +325,8 @@ class PSGD(Optimizer):
         choices += [choice for choice in (self.precond_dtype, self.normalize) if choice is not None]
         top = summary.headline(type(self).__name__, choices, self.param_groups, options.NAMES)
         return f"{top}\n{summary.table(self.stacks, self._store.params)}"
+
+
+def _in_words(choice: Any) -> str:
+    """Choice as it reads on every rank: without addresses of memory and numbers of devices."""
+    return re.sub(r"0x[0-9a-f]+|cuda:\d+", "…", repr(choice))

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from .engine import Pairs, Tensors, Work, flags
 from .ops import as_real, part_of
+from .ops.agreement import Fact
 from .probes import Draw, Evaluation, Gradients, Probe, is_due
 from .ranks import Ranks
 from .state import Store, checks, options
 
-_ADVICE = "the same parameters must have gradients on every rank, and param groups the same numbers"
+_ADVICE = "PSGD wants it to be the same on all ranks"
 
 
 @dataclass
@@ -52,13 +53,14 @@ def measure(
             moved = [i for i, g in enumerate(store.group_of) if g in sample.due and 0 not in store.kinds[i][0]]
             sample.evaluation = probe(closure, store.params, moved, lambda i: part_of(draw(i), store.params[i]), start)
             sample.grads = checks.gradients(store.kinds, sample.evaluation.grads, store.name)
-        ranks.same("step", lambda: _agreement(sample, store), _ADVICE, caught.error)
+        step = f"step {int(store.clock)}"
+        ranks.same(step, lambda: facts(sample, store, error_if_nonfinite), _ADVICE, caught.error)
         sample.grads = ranks.align(sample.grads, store.params)
         if error_if_nonfinite:
             loss = ranks.deciding_loss(sample.evaluation.loss)
             with ranks.catch() as caught:
                 checks.finite(loss, sample.grads, int(store.clock), store.name)
-            ranks.together(caught.error, f"step {int(store.clock)}")
+            ranks.together(caught.error, step)
     except BaseException:
         start.restore()
         raise
@@ -107,8 +109,17 @@ def _check(closure: Callable[[], Any] | None, probe: Probe, store: Store) -> Non
     store.check_kinds()
 
 
-def _agreement(sample: Sample, store: Store) -> Any:
-    """Facts that must be the same on all ranks before they rely on each other."""
-    numbers = [[group.get(name) for name in options.NAMES if name != "lr"] for group in store.groups]
-    shapes = [tuple(kind[0]) for kind in store.kinds]
-    return sorted(sample.grads), sorted(sample.evaluation.pairs), shapes, int(store.clock), numbers
+def facts(sample: Sample, store: Store, error_if_nonfinite: bool) -> list[Fact]:
+    """Facts that enter a step: ranks with others would move parameters differently, or wait for each other forever."""
+    pairs = sample.evaluation.pairs
+    return [
+        Fact(lambda _: "the number of steps taken", [store.clock]),
+        Fact(lambda _: "error_if_nonfinite", [error_if_nonfinite]),
+        *store.facts(),
+        Fact(
+            lambda i: f"whether {store.name(i)} has a gradient", [i in sample.grads for i in range(len(store.params))]
+        ),
+        Fact(
+            lambda i: f"whether a pair was measured for {store.name(i)}", [i in pairs for i in range(len(store.params))]
+        ),
+    ]

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from psgd import Diagonal, Kronecker
 from psgd.engine.bucket import Bucket, Room
+from psgd.engine.part import MostOfBucket, SomeOfBucket, having
 from psgd.engine.tensors import Tensors
 from psgd.groups import Structure
+from psgd.groups.base import Preconditioned
 from psgd.groups.pooled import Pooled
 
 from .buckets import NO, YES, bucket_of, grads_of, store_of
@@ -171,30 +173,98 @@ def test_a_length_of_zero_is_no_division_by_zero():
 
 def test_a_bucket_whose_blocks_all_have_gradients_is_itself():
     bucket = bucket_of()
-    assert bucket.having(grads_of()) is bucket
-    assert bucket.having({**grads_of(), 7: torch.ones(3)}) is bucket
-    assert bucket.having({7: torch.ones(3)}) is None
+    assert having(bucket, grads_of()) is bucket
+    assert having(bucket, {**grads_of(), 7: torch.ones(3)}) is bucket
+    assert having(bucket, {7: torch.ones(3)}) is None
 
 
-@pytest.mark.parametrize("given", [[0], [1], [2], [0, 1], [0, 2], [1, 2]], ids=str)
-def test_some_blocks_are_copies_until_they_are_put_back(given: list[int]):
-    bucket = bucket_of(group=3, momentum=True)
-    before = contents(bucket)
-    part = bucket.having({i: grads_of()[i] for i in given})
-    assert part is not None
-    assert part.group == 3
-    assert part.positions == given
-    for stack in part.stacks:
+def overwrite_(bucket: Bucket) -> None:
+    for stack in bucket.stacks:
         for buffer in stack.buffers().values():
-            buffer.fill_(7.0)
-    for stack, old, new in zip(bucket.stacks, before, contents(bucket), strict=True):
-        if not set(stack.positions) <= set(given):  # all blocks of a stack are the stack itself
-            assert all(torch.equal(new[name], old[name]) for name in old)
-    part.put_back_()
+            for row, i in zip(buffer, stack.positions, strict=True):
+                row.fill_(7.0 + i)
+
+
+def check_rows(bucket: Bucket, before: list[dict[str, Tensor]], given: list[int]) -> None:
+    """Rows of given blocks were overwritten, and the others were not."""
     for stack, old in zip(bucket.stacks, before, strict=True):
         for name, buffer in stack.buffers().items():
             for row, i in enumerate(stack.positions):
-                assert torch.equal(buffer[row], torch.full_like(buffer[row], 7.0) if i in given else old[name][row])
+                assert torch.equal(buffer[row], torch.full_like(buffer[row], 7.0 + i) if i in given else old[name][row])
+
+
+@pytest.mark.parametrize("given", [[0], [1], [2], [0, 1], [0, 2], [1, 2]], ids=str)
+def test_some_blocks_are_copies_until_their_update_is_done(given: list[int]):
+    bucket = bucket_of(group=3, momentum=True)
+    before = contents(bucket)
+    part = having(bucket, grads_of().keys() & given)
+    assert isinstance(part, SomeOfBucket)
+    assert part.group == 3
+    assert part.positions == given
+    with part.updating(fits=True):
+        overwrite_(part)
+        for stack, old, new in zip(bucket.stacks, before, contents(bucket), strict=True):
+            if not set(stack.positions) <= set(given):  # all blocks of a stack are the stack itself
+                assert all(torch.equal(new[name], old[name]) for name in old)
+    check_rows(bucket, before, given)
+
+
+def large_bucket() -> Bucket:
+    """Bucket of eight blocks of one shape, at the positions from 0 on."""
+    params = [nn.Parameter(torch.zeros(3, 4)) for _ in range(8)]
+    (bucket,) = store_of(params).buckets(everything(params))
+    return bucket
+
+
+@pytest.mark.parametrize("missing", [[0], [7], [2, 5]], ids=str)
+def test_few_blocks_without_gradients_rest_in_their_bucket(missing: list[int]):
+    bucket = large_bucket()
+    given = [i for i in range(8) if i not in missing]
+    before = contents(bucket)
+    part = having(bucket, given)
+    assert isinstance(part, MostOfBucket)
+    assert part.Q is bucket.Q
+    with part.updating(fits=True):
+        overwrite_(part)
+    check_rows(bucket, before, given)
+    d = Preconditioned([], torch.full((8,), torch.inf))
+    assert [i for i, length in enumerate(part.direction(d, Room(part)).length) if length == 0] == missing
+
+
+@pytest.mark.parametrize(("given", "changed"), [([*range(1, 8)], [*range(1, 8)]), ([0, 1], [])], ids=["most", "some"])
+def test_blocks_at_rest_have_what_they_had_also_if_the_step_fails(given: list[int], changed: list[int]):
+    bucket = large_bucket()
+    before = contents(bucket)
+    part = having(bucket, given)
+
+    def failing_step() -> None:
+        with part.updating(fits=True):
+            overwrite_(part)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        failing_step()
+    check_rows(bucket, before, changed)
+
+
+@pytest.mark.parametrize("given", [[0, 1], [*range(1, 8)]], ids=["some", "most"])
+def test_without_an_update_no_preconditioner_is_written(given: list[int]):
+    """So ``P`` that is kept beside it stays valid."""
+    bucket = large_bucket()
+    versions = [buffer._version for stack in bucket.stacks for buffer in stack.group.buffers().values()]
+    with having(bucket, given).updating(fits=False):
+        pass
+    assert versions == [buffer._version for stack in bucket.stacks for buffer in stack.group.buffers().values()]
+
+
+def test_rows_are_found_once_for_the_same_missing_gradients():
+    bucket = large_bucket()
+    having(bucket, [0, 1])
+    division = bucket.division
+    having(bucket, [0, 1])
+    assert bucket.division is division
+    having(bucket, [0, 2])
+    assert bucket.division is not division
 
 
 # -- which blocks share a bucket --------------------------------------------------------------------------------------

@@ -6,19 +6,20 @@ import copy
 import gc
 import math
 import resource
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from psgd import PSGD, Dense, FiniteDifference, HessianVector, Joint, Kronecker, Whitening, c3
 from psgd.probes.noise import Noise
 from tests.state.test_store import bits
 
 from ..cases import PROBES, STRUCTURES, TRIANGULAR, probes, small_model, structures, train
+from ..interrupt import Break
 from ..peak import Peak
 
 
@@ -74,22 +75,28 @@ def test_one_bad_element_is_enough():
     assert all(torch.equal(a, b) for a, b in zip(everything(model, optimizer), before, strict=True))
 
 
-def test_a_loss_that_is_no_tensor_counts_too():
+@pytest.mark.parametrize("kind", [float, np.float64, np.float32, np.float16, np.asarray], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("probe", [FiniteDifference(), Whitening()], ids=lambda p: type(p).__name__)
+def test_a_loss_that_is_no_tensor_counts_too(kind, probe):
     theta = torch.ones(2, requires_grad=True)
-    optimizer = PSGD([theta], lr=0.1)
-    value = 1.0
+    optimizer = PSGD([theta], lr=0.1, probe=probe)
 
-    def closure():
+    def closure(value):
         theta.grad = None
         (theta**2).sum().backward()
         return value
 
-    optimizer.step(closure)
-    value = math.nan
+    optimizer.step(lambda: closure(kind(1.0)))
     before = theta.detach().clone()
-    optimizer.step(closure)
-    assert torch.equal(theta, before)
-    assert int(optimizer.state[theta]["skipped"]) == 1
+    assert not torch.equal(theta, torch.ones(2))
+    for k, bad in enumerate((kind(math.nan), kind(math.inf), 10**400), 1):
+        optimizer.step(partial(closure, bad))
+        assert torch.equal(theta, before)
+        assert int(optimizer.state[theta]["skipped"]) == k
+    optimizer.error_if_nonfinite = True
+    for bad in (kind(math.nan), 10**400):
+        with pytest.raises(FloatingPointError, match="the loss is"):
+            optimizer.step(partial(closure, bad))
 
 
 @probes
@@ -264,20 +271,6 @@ def test_an_exception_in_the_closure_leaves_everything_as_it_was(probe, call, er
     for p, grad in zip(model.parameters(), grads, strict=True):
         assert p.grad is grad
         assert torch.equal(grad, torch.full_like(p, 3.0))
-
-
-class Break(TorchDispatchMode):
-    """Raises at the n-th operation of torch: out of memory, or a person at the keyboard."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.left = at
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=lambda p: type(p).__name__)

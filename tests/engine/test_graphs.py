@@ -20,6 +20,16 @@ def test_the_least_used_recording_is_dropped():
     assert (0,) not in graphs
 
 
+def test_a_recording_in_use_is_kept_however_old_it_is():
+    graphs = Emulated(torch.device("cpu"), 0)
+    for key in range(2 * MOST):
+        for _ in range(4):
+            graphs("old", lambda: None)
+            graphs((key,), lambda: None)
+    assert "old" in graphs
+    assert len(graphs) == MOST
+
+
 def test_numbers_stay_at_their_places():
     graphs = Emulated(torch.device("cpu"), 0)
     first = graphs.hold("lr", [0.1, torch.tensor(0.2)], torch.float64)

@@ -145,6 +145,16 @@ def test_precisions_may_differ_between_buckets():
         torch.testing.assert_close(rates.double(), torch.full((3,), 3.0).double() / BOTH.norm())
 
 
+@pytest.mark.parametrize("order", [(torch.float32, torch.float64), (torch.float64, torch.float32)], ids=str)
+def test_a_length_is_as_precise_as_the_most_precise_bucket(order: tuple[torch.dtype, torch.dtype]):
+    buckets = [bucket_of(dtype=dtype, first=3 * k) for k, dtype in enumerate(order)]
+    lengths = [LENGTH * (1e100 if dtype == torch.float64 else 1.0) for dtype in order]
+    directions = [direction_of(bucket, length) for bucket, length in zip(buckets, lengths, strict=True)]
+    motion = Motion(buckets, directions, [options(1.0, max_norm=3.0)], alone)
+    taken = [(rates * length).norm() for rates, length in zip(motion.rates, lengths, strict=True)]
+    assert max(taken).item() == pytest.approx(3)
+
+
 def test_a_length_of_zero_is_no_division_by_zero():
     bucket = bucket_of()
     limits = options(0.1, max_rms=1.0, max_norm=1.0)

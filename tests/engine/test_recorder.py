@@ -387,6 +387,19 @@ def test_steps_are_recorded_if_a_whole_param_group_never_has_gradients(counted: 
     assert [p._version for p in unused.parameters()] == before
 
 
+def test_autograd_is_told_of_steps_that_are_replayed(counted: Counter[str]):
+    """Parameters and ``Q`` change in memory, which it cannot see: their versions change too."""
+    theta = nn.Parameter(torch.randn(4, 3))
+    optimizer = PSGD([theta], lr=0.01, probe=Whitening())
+    for _ in range(40):
+        theta.grad = torch.randn(4, 3)
+        tensors = [theta, optimizer.stacks[0].group.buffers()["Q0_root"]]
+        before = [t._version for t in tensors]
+        optimizer.step()
+        assert all(t._version > version for t, version in zip(tensors, before, strict=True))
+    assert counted["replays"] > 20
+
+
 class FadingWhitening(Whitening):
     """Whitening with steps of ``Q`` that depend on how often it was called, which a recording cannot know."""
 

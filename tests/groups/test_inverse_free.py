@@ -11,7 +11,7 @@ from torch import Tensor
 from psgd import Kronecker, c1, c2, c3
 from psgd.criteria import Criterion
 from psgd.groups.diagonal import DiagonalFactor
-from psgd.groups.inverse_free import InverseFree
+from psgd.groups.inverse_free import KINDS, SHORT, Chores, InverseFree
 from psgd.groups.near_symmetric import NearSymmetric
 from psgd.tangent import Tangent
 
@@ -551,6 +551,15 @@ def test_a_step_balances_factors_of_very_different_size():
 
 def asymmetry(Q: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(Q - Q.mT)
+
+
+def test_chores_take_turns():
+    """One of all kinds of updates tidies up; half of them are damped, and the variance of all is that of the probe."""
+    kinds = [Chores.of(number, SHORT) for number in range(KINDS)]
+    assert [chores.tidy for chores in kinds].count(True) == 1
+    assert [chores.damping for chores in kinds].count(0.0) == KINDS / 2
+    assert sum(chores.damping**2 for chores in kinds) / KINDS == pytest.approx(Chores.all().damping ** 2)
+    assert all(Chores.of(number, 1.01 * SHORT).tidy for number in range(KINDS))
 
 
 def test_fitting_keeps_factors_near_symmetry():

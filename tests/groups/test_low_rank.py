@@ -22,7 +22,7 @@ from psgd import (
 )
 from psgd.criteria import Criterion
 from psgd.groups import Group
-from psgd.groups.low_rank import LowRankFactor, LowRankTangent
+from psgd.groups.low_rank import LowRankFactor, LowRankTangent, _step
 from psgd.tangent import Tangent
 
 from ..cases import CASES, Case, batch, criteria, normalizations, small_model, train
@@ -131,6 +131,12 @@ def test_one_step_is_the_formula(case: Case, criterion: Criterion, normalize):
     A2 = A1 - 0.05 * unit(S @ U1 @ U1.mT).mT @ A1
     group.descend_(tangent, 0.05, normalize)
     close(f.dense()[0], A2 * d, 1e-8)
+
+
+def test_a_norm_of_rounding_does_not_lengthen_a_step():
+    norm = torch.tensor([2.0, 2.0**-30, 0.0, 2.0])
+    usable = torch.tensor([True, True, True, False])
+    assert _step(0.5, norm, usable).tolist() == [0.25, 2.0**19, 0.0, 0.0]
 
 
 @low_rank

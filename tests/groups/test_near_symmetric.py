@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -41,6 +43,20 @@ def test_a_turn_keeps_p_to_second_order_and_reduces_asymmetry(angle: float):
     turn_(Q, ALL)
     assert torch.all(asymmetry(Q) < 0.5 * before)
     assert torch.all(torch.linalg.matrix_norm(Q.mT @ Q - P) < 100 * angle**2)
+
+
+@pytest.mark.parametrize("angle", [0.1, 1.0, 1.5, 1.57])
+def test_a_turn_is_never_far(angle: float):
+    """``I + t R`` with ``‖t R‖ ≤ ½`` stretches ``P`` by at most a quarter, also where ``Q`` is nearly antisymmetric."""
+    cos, sin = math.cos(angle), math.sin(angle)
+    rotation = torch.tensor([[cos, -sin], [sin, cos]], dtype=torch.float64)
+    Q = torch.block_diag(rotation, rotation, torch.eye(1, dtype=torch.float64)).expand(3, -1, -1).clone()
+    before = asymmetry(Q)
+    turn_(Q, ALL)
+    stretched = torch.linalg.eigvalsh(Q.mT @ Q)
+    assert torch.all(stretched >= 1 - 1e-12)
+    assert torch.all(stretched <= 1.25 + 1e-12)
+    assert torch.all(asymmetry(Q) < before)
 
 
 @pytest.mark.parametrize("angle", [1e-1, 1e-3])

@@ -274,6 +274,23 @@ def test_useless_blocks_do_not_disturb_the_others():
     assert torch.equal(group.dense()[1], right[1].dense()[0])
 
 
+def test_factors_whose_tangent_overflows_become_smaller():
+    """They cannot be fitted: the others, and blocks without a step, stay."""
+    group = Kronecker().init((4,), batch=3, dtype=torch.float32, device="cpu")
+    (Q,) = group.buffers().values()
+    Q[1:] *= 0.5 * group.limit(torch.float32)
+    before = Q.clone()
+    g = torch.full((3, 4), 1e3)
+    g[2] = torch.nan
+    whiten_(group, g)
+    assert not torch.equal(Q[0], before[0])  # the tangent is finite here
+    assert torch.equal(Q[1], before[1] / 2**8)
+    assert torch.equal(Q[2], before[2])
+    for _ in range(100):
+        length = whiten_(group, g, 0.3)[1]
+    assert length[1].item() < 1e3
+
+
 def test_without_tidying_factors_are_neither_turned_nor_balanced():
     case = Case((4, 3))
     (g,) = case.vectors(1)
@@ -293,6 +310,22 @@ def test_without_tidying_factors_are_neither_turned_nor_balanced():
             torch.linalg.matrix_norm(Q - Q.mT) / torch.linalg.matrix_norm(Q) for Q in (factor.dense(), tidied.dense())
         )
         assert left < 0.5 * skew
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0])
+def test_what_is_not_finite_stays_in_its_block(value: float):
+    """Also in sums over the factors of a block, where damping and balancing need them: ``P = 0`` has no logarithm."""
+    groups = [case.group(batch=2, seed=i) for i, case in enumerate(BUCKET)]
+    gs = [case.vectors(1, batch=2, seed=10 + i)[0] for i, case in enumerate(BUCKET)]
+    alone = [one_by_one(group)[1] for group in groups]
+    for group in groups:
+        for buffer in group.buffers().values():
+            buffer[0].fill_(value)
+    Pooled(groups).whiten_(list(gs), 0.1, 0.1, YES)
+    Pooled(alone).whiten_([g[1:] for g in gs], 0.1, 0.1, YES)
+    for group, right in zip(groups, alone, strict=True):
+        for ours, theirs in zip(group.buffers().values(), right.buffers().values(), strict=True):
+            torch.testing.assert_close(ours[1:], theirs, **EXACT)
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

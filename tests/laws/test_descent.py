@@ -351,10 +351,11 @@ def test_factors_are_kept_in_balance_and_the_product_keeps_every_bit(case: Case)
 
 
 def is_sound(factor: Factor) -> bool:
-    """Finite, and where that is promised with a positive diagonal."""
+    """Finite, where that is promised with a positive diagonal, and such that a checkpoint of it can be loaded."""
     if not all(torch.isfinite(buffer).all() for buffer in factor.buffers().values()):
         return False
-    return not isinstance(factor, LeftFactor) or bool(torch.all(factor.diagonal() > 0))
+    positive = not isinstance(factor, LeftFactor) or bool(torch.all(factor.diagonal() > 0))
+    return positive and factor.fault() is None
 
 
 @settings(max_examples=4)
@@ -381,6 +382,37 @@ def pushed(case: Case, normalize: Normalization, lr: float, dtype: torch.dtype, 
 def test_diagonal_stays_positive_for_ever(case: Case):
     """Whatever tangents there are, of whatever size."""
     pushed(case)
+
+
+@law(where=small, dtype=[torch.float32, torch.float64])
+def test_a_q_over_the_limit_is_made_smaller_by_a_power_of_two(case: Case, dtype: torch.dtype):
+    """Then ``P`` is still within the number format. Blocks that are not usable stay as they are."""
+    group = case.structure.init(case.shape, batch=2, dtype=dtype, device="cpu")
+    limit = group.limit(dtype)
+    for factor in group.factors:
+        scale_(factor, 3 * limit)
+    before = [factor.diagonal().clone() for factor in group.factors]
+    dtheta, dgrad = case.vectors(2, batch=2, dtype=dtype)
+    group.descend_(c3(group, dtheta, dgrad), 0.0, usable=torch.tensor([True, False]))
+    for factor, old in zip(group.factors, before, strict=True):
+        assert torch.equal(factor.diagonal()[1], old[1])
+        assert torch.all(factor.diagonal()[0] <= limit)
+        ratio = (old[0] / factor.diagonal()[0]).log2()
+        assert torch.equal(ratio, ratio.round())
+        assert torch.all(ratio <= 2)
+    assert torch.isfinite(group.precondition(torch.ones_like(dgrad))[0]).all()
+
+
+@law(where=lambda case: case.left and small(case), dtype=[torch.float32, torch.float64])
+def test_the_diagonal_does_not_vanish(case: Case, dtype: torch.dtype):
+    """It stays so large that ``P⁻¹`` of a factor is within the number format."""
+    group = case.structure.init(case.shape, dtype=dtype, device="cpu")
+    for factor in group.factors:
+        scale_(factor, torch.finfo(dtype).tiny)
+    x, y = case.vectors(2, dtype=dtype)
+    group.descend_(Tangent(x, y), 0.5)
+    for factor in group.factors:
+        assert torch.isfinite(factor.diagonal().square().reciprocal()).all()
 
 
 @pytest.mark.slow

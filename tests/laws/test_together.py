@@ -18,7 +18,7 @@ from .suite import law_of_structures
 from .test_maps import EXACT
 
 #: shapes of blocks with how many there are: factors of one size belong to several of them
-BUCKET = [((5,), 2), ((4, 3), 3), ((3, 4), 1), ((2, 3, 4), 2), ((1,), 1), ((4, 3), 2)]
+BUCKET = [((5,), 2), ((4, 3), 3), ((3, 4), 1), ((2, 3, 4), 2), ((1,), 1), ((4, 3), 2), ((3, 6), 2)]
 OK = torch.ones((), dtype=torch.bool)
 
 
@@ -109,6 +109,7 @@ def test_a_direction_has_the_length_of_its_step(structure: Structure, dtype: tor
     lengths = result.length.split(bucket.together.counts)
     for array, length, group, g in zip(result.arrays, lengths, bucket.groups, gs, strict=True):
         right, rate = group.precondition(g), torch.linspace(0.5, 2, len(g), dtype=torch.float64)
+        torch.testing.assert_close(length, torch.linalg.vector_norm(right.flatten(1), dim=1), **EXACT)
         torch.testing.assert_close(array.length(), length, **EXACT)
         step = array.times(rate, g.shape[1:], dtype)
         assert step.shape == g.shape

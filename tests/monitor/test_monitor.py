@@ -396,6 +396,16 @@ def test_snapshot_needs_no_steps():
     assert "condition/0.weight/1" in later.to_dict()
 
 
+def test_blocks_of_one_shape_have_numbers_of_their_own():
+    params = [torch.ones(4, 3, requires_grad=True) for _ in range(3)]
+    optimizer = PSGD(params, probe=Whitening())
+    for k, p in enumerate(params):
+        for axis in range(2):
+            optimizer.state[p][f"Q{axis}_root"][0, 0] = 2.0 + 3 * k + axis
+    found = snapshot(optimizer).blocks
+    assert [block.condition for block in found] == [pytest.approx((2.0 + 3 * k, 3.0 + 3 * k)) for k in range(3)]
+
+
 def test_the_spectrum_on_request(tmp_path):
     """Of a fitted P, all eigenvalues of PH are one."""
     theta = nn.Parameter(torch.ones(3, dtype=torch.float64))

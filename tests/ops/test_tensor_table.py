@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from psgd.groups.axes import support
+from psgd.ops.factors import CHUNK
 from psgd.ops.tensor_table import Addresses, TensorTable
 from tests.ops.test_factors import on
 
@@ -58,6 +59,24 @@ def test_addresses_stay_at_their_place():
     assert not addresses.aligned
     assert addresses.place.tolist() == [16, 36]
     assert addresses.place.data_ptr() == place
+
+
+@odds
+def test_every_element_is_in_one_chunk(odd):
+    shapes, starts = shapes_of(odd)
+    table = table_of([torch.zeros(shape) for shape in shapes], starts)
+    seen = [torch.zeros(shape).flatten() for shape in shapes]
+    for b, c in table.chunks.tolist():
+        seen[b][c * CHUNK : (c + 1) * CHUNK] += 1
+    assert all(torch.equal(count, torch.ones_like(count)) for count in seen)
+    assert table.even == (not odd)
+
+
+def test_sizes_and_starts_are_all_even_or_nothing_is_read_by_sixteen():
+    thetas = [torch.zeros(16), torch.zeros(32)]
+    assert table_of(thetas, [0, 16]).even
+    assert not table_of(thetas, [0, 17]).even
+    assert not table_of([torch.zeros(16), torch.zeros(31)], [0, 16]).even
 
 
 @on_gpu

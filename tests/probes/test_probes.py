@@ -104,6 +104,22 @@ def test_dropout_sees_the_same_mask_in_both_gradients():
     assert size < 1e-5  # another mask would change the gradient by about one
 
 
+def test_random_numbers_go_on_from_the_first_call():
+    """Also if the second call draws more of them, as a closure may that counts its calls."""
+    theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    states = []
+
+    def closure():
+        torch.randn(1 + 5 * len(states))
+        theta.grad = 2 * theta.detach()
+        states.append(torch.get_rng_state())
+        return 0.0
+
+    measure(FiniteDifference(), [theta], closure)
+    assert not torch.equal(*states)
+    assert torch.equal(torch.get_rng_state(), states[0])
+
+
 def test_buffers_are_updated_once_with_module_and_twice_without():
     for module in (False, True):
         model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
@@ -199,6 +215,25 @@ def test_whitening_takes_the_gradients_that_are_there_and_measures_nothing():
     assert evaluation.loss is None
 
 
+@pytest.mark.parametrize("accumulated", [False, True])
+def test_whitening_takes_what_a_closure_leaves_as_optimizers_of_torch_do(accumulated: bool):
+    """No gradients, no step; those from before the closure count."""
+    _, params, _, closure = problem()
+    optimizers = [PSGD(params, lr=0.1, probe=Whitening(), weight_decay=0.1), torch.optim.SGD(params, lr=0.1)]
+    for optimizer in optimizers:
+        closure()
+        if not accumulated:
+            optimizer.zero_grad()
+        before = [p.detach().clone() for p in params]
+        assert optimizer.step(lambda: torch.tensor(3.0)) == 3
+        assert all(torch.equal(p, old) for p, old in zip(params, before, strict=True)) != accumulated
+    state = optimizers[0].state[params[0]]
+    assert int(state["skipped"]) == 0
+    if not accumulated:
+        assert torch.equal(state["Q0_root"], torch.eye(len(state["Q0_root"])).to(state["Q0_root"]))
+        assert not state["momentum"].any()
+
+
 @pytest.mark.parametrize("probe", [FiniteDifference(), Whitening()], ids=lambda p: type(p).__name__)
 @pytest.mark.parametrize("accumulated", [False, True])
 def test_a_closure_without_a_loss_says_that_there_is_nothing_to_add(probe, accumulated: bool):
@@ -244,6 +279,20 @@ def test_hessian_vector_of_a_linear_loss_is_zero_and_harmless():
         optimizer.step(lambda: theta.sum())
     torch.testing.assert_close(theta.detach(), torch.full((3,), 0.7))
     assert torch.equal(optimizer.state[theta]["Q0_root"], torch.eye(3))
+
+
+def test_hessian_vector_keeps_no_graph_where_nothing_is_to_be_differentiated_twice():
+    """It would hold the activations of the whole model."""
+    theta = torch.ones(3, requires_grad=True)
+    losses = []
+
+    def closure():
+        losses.append(theta.exp().sum())
+        return losses[-1]
+
+    HessianVector()(closure, [theta], [], lambda i: torch.ones(3), Gradients([theta]))
+    with pytest.raises(RuntimeError, match="a second time"):
+        losses[-1].backward()
 
 
 def test_hessian_vector_with_parameters_of_all_kinds():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import pickle
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -53,7 +55,11 @@ def wrapped(model: nn.Sequential, kind: str) -> tuple[nn.Module, dict[str, Any]]
         views = kind == "ddp, views"
         shard = {"shard": dist.group.WORLD} if kind == "ddp, shared" else {}
         return DistributedDataParallel(model, gradient_as_bucket_view=views), shard
-    if kind == "hsdp":
+    if kind == "fsdp, tp":  # the first layer is divided twice along one dimension, the second along two, the last once
+        axes = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("data", "tensor"))
+        parallelize_module(model, axes["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        mesh = axes["data"]
+    elif kind == "hsdp":
         copies = 2 if size % 2 == 0 else size
         mesh = init_device_mesh("cpu", (copies, size // copies), mesh_dim_names=("copies", "parts"))
     else:
@@ -85,8 +91,19 @@ def probe_by_itself(name: str, model: nn.Module) -> Probe:
     return FiniteDifference(std=1e-3, module=getattr(model, "module", model), batched=True, group=group)
 
 
+def place(model: nn.Module) -> tuple[int, int]:
+    """Number of this rank's part of a mini-batch, and number of parts; ranks of tensor parallelism have the same."""
+    if not dist.is_initialized():
+        return 0, 1
+    meshes = [p.device_mesh for p in model.parameters() if isinstance(p, DTensor)]
+    for mesh in meshes:
+        if "tensor" in (mesh.mesh_dim_names or ()):
+            return mesh["data"].get_local_rank(), mesh["data"].size()
+    return dist.get_rank(), dist.get_world_size()
+
+
 def go(model: nn.Module, optimizer: PSGD, dtype: torch.dtype, first: int, last: int) -> None:
-    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    rank, size = place(model)
     by_itself = isinstance(optimizer.probe, HessianVector) or getattr(optimizer.probe, "batched", False)
     if by_itself:  # the probe finds the gradients
         model = getattr(model, "module", model)
@@ -177,9 +194,9 @@ def another_mesh() -> None:
 
 
 def two_meshes() -> None:
-    mesh = init_device_mesh("cpu", (2,))
-    other = init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
-    params = [distribute_tensor(torch.zeros(4, 4), mesh, [Shard(0)]), distribute_tensor(torch.zeros(4, 4), other)]
+    """Neither of two meshes has all ranks."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    params = [distribute_tensor(torch.zeros(4, 4), mesh[name], [Shard(0)]) for name in ("a", "b")]
     PSGD([p.requires_grad_() for p in params])
 
 
@@ -194,7 +211,7 @@ def checkpoint_of_another_model(kind: str) -> None:
     optimizer.load_state_dict(state)
 
 
-def a_load_that_fails_on_one_rank(kind: str) -> int:
+def a_load_that_fails_on_one_rank(kind: str, what: str) -> int:
     """Load an older checkpoint that one rank refuses, go on, and return the number of steps taken."""
     inner = model_of(torch.float64)
     model, more = wrapped(inner, kind)
@@ -202,10 +219,17 @@ def a_load_that_fails_on_one_rank(kind: str) -> int:
     go(model, optimizer, torch.float64, 0, 2)
     state = copy.deepcopy(optimizer.state_dict())
     go(model, optimizer, torch.float64, 2, 4)
-    if dist.get_rank() == 0:
+    if what == "lr" and dist.get_rank() == 0:
         state["param_groups"][0]["lr"] = -1.0
-    with pytest.raises((ValueError, RuntimeError)):
+    if what == "Q":  # of one block, which one of the ranks owns
+        mine = next((entries for key, entries in state["state"].items() if key == 0 and "Q0_root" in entries), None)
+        if mine is not None:
+            mine["Q0_root"][0, 0] = math.nan
+    with pytest.raises((ValueError, RuntimeError)) as caught:
         optimizer.load_state_dict(state)
+    if what == "Q":
+        named = "state_dict['state'][0]['Q0_root']: not finite" if mine is not None else "it failed on another rank"
+        assert named in str(caught.value)
     go(model, optimizer, torch.float64, 4, 6)
     return int(optimizer.state[optimizer.parameters()[0]]["step"])
 
@@ -410,6 +434,76 @@ def sequence_parallel(steps: int) -> Any:
     return result(model, optimizer)["params"]
 
 
+def answers_to(attempts: dict[str, Callable[[], Any]]) -> dict[str, str]:
+    """Error of each attempt, or an empty string."""
+
+    def answer(attempt: Callable[[], Any]) -> str:
+        try:
+            attempt()
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    return {name: answer(attempt) for name, attempt in attempts.items()}
+
+
+def with_another(kind: str, options: dict[str, tuple[Any, Any]]) -> dict[str, str]:
+    """Answer to a step for which the last rank was told something else than the others, for each option."""
+    model, more = wrapped(model_of(torch.float64), kind)
+    params = list(model.parameters())
+    last = dist.get_rank() == dist.get_world_size() - 1
+
+    def attempt(name: str, usual: Any, another: Any) -> None:
+        first = 2 if name == "param group" and last else 1
+        optimizer = PSGD([{"params": params[:first]}, {"params": params[first:]}], probe=Whitening(), **more)
+        if hasattr(optimizer, name):
+            setattr(optimizer, name, another if last else usual)
+        else:
+            optimizer.param_groups[1][name] = another if last else usual
+        go(model, optimizer, torch.float64, 0, 1)
+
+    return answers_to({name: partial(attempt, name, *values) for name, values in options.items()})
+
+
+def frozen_on_one_rank(probe: str) -> dict[str, str]:
+    """Answers of a probe that averages gradients by itself, with and without shared blocks."""
+    model = model_of(torch.float64)
+    list(model.parameters())[2].requires_grad_(dist.get_rank() == 0)
+    optimizers = {
+        name: PSGD(model.parameters(), probe=probe_by_itself(probe, model), shard=shard)
+        for name, shard in {"alone": None, "shared": dist.group.WORLD}.items()
+    }
+    return answers_to({name: partial(go, model, o, torch.float64, 0, 1) for name, o in optimizers.items()})
+
+
+def compared_replicas(lr: float) -> dict[str, str]:
+    """Answers of ``check_replicas`` where all is well, and after one rank did something else."""
+    model, _ = wrapped(model_of(torch.float64), "ddp")
+    optimizer = PSGD(model.parameters(), probe=Whitening(), lr=lr)
+    first, weight = dist.get_rank() == 0, next(model.parameters())
+
+    def another_rate() -> None:
+        optimizer.param_groups[0]["lr"] = lr if first else lr / 2
+        optimizer.check_replicas()
+
+    def frozen() -> None:
+        optimizer.param_groups[0]["lr"] = lr
+        weight.requires_grad_(first)
+        optimizer.check_replicas()
+
+    def without_gradient() -> None:
+        weight.requires_grad_()
+        weight.grad = weight.grad if first else None
+        optimizer.step()
+        weight.grad = None
+        optimizer.check_replicas()
+
+    go(model, optimizer, torch.float64, 0, 3)
+    return answers_to(
+        {"same": optimizer.check_replicas, "lr": another_rate, "frozen": frozen, "gradient": without_gradient}
+    )
+
+
 def about_to_do_otherwise(what: str) -> None:
     params = [torch.zeros(4, 4, requires_grad=True), torch.zeros(3, 3, requires_grad=True)]
     probe = FiniteDifference() if what == "closure" else Whitening()
@@ -417,8 +511,6 @@ def about_to_do_otherwise(what: str) -> None:
     first = dist.get_rank() == 0
     if what == "group":
         optimizer.add_param_group({"params": [torch.zeros(4, 4 + dist.get_rank(), requires_grad=True)]})
-    if what == "number" and first:
-        optimizer.param_groups[0]["max_norm"] = 1.0
     if what == "wrong number" and first:
         optimizer.param_groups[0]["momentum"] = 2.0
 

@@ -42,9 +42,9 @@ def test_resumed_on_as_many_ranks_it_is_the_same_run_to_the_bit(ranks, kind, tmp
 def test_from_one_process_to_several_and_back(ranks, tmp_path):
     options = {**OPTIONS, "probe": Whitening()}
     alone = jobs.train("alone", torch.float64, 15, **options)["params"]
-    first, second = str(tmp_path / "one"), str(tmp_path / "three")
+    first, second = str(tmp_path / "one"), str(tmp_path / "four")
     ranks.run(1, jobs.saved, "ddp", torch.float64, 5, first, **options)
-    ranks.run(3, jobs.resumed_and_saved, "fsdp", torch.float64, 5, 10, first, second, **options)
+    ranks.run(4, jobs.resumed_and_saved, "fsdp, tp", torch.float64, 5, 10, first, second, **options)
     (result,) = ranks.run(1, jobs.resumed, "ddp", torch.float64, 10, 15, second, **options)
     for mine, one in zip(result["params"], alone, strict=True):
         assert torch.linalg.vector_norm(mine - one) <= 1e-10 * one.norm()

@@ -54,6 +54,11 @@ def test_copies_of_divided_parameters(ranks, size, probe):
     check(ranks, size, "hsdp", probe=PROBES[probe], steps=STEPS if size == 2 else 30)
 
 
+@pytest.mark.parametrize("probe", PROBES)
+def test_tensor_parallelism_and_fully_shard(ranks, probe):
+    check(ranks, 4, "fsdp, tp", probe=PROBES[probe], steps=20, weight_decay=0.1, max_norm=0.5)
+
+
 @pytest.mark.parametrize("kind", ["ddp", "ddp, shared", "fsdp"])
 @pytest.mark.parametrize(
     "options",

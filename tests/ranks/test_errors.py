@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from psgd import PSGD, Whitening
+from psgd.state.options import NAMES
 
 from . import jobs
 from .ranks import FailedOnRanksError, Ranks
@@ -24,8 +25,9 @@ def fails(ranks: Ranks, size: int, message: str, job, *args, on: set[int] | None
 
 @pytest.mark.parametrize("kind", ["ddp, shared", "fsdp"])
 def test_a_parameter_without_a_gradient_on_one_rank(ranks, kind):
-    for error in fails(ranks, 3, "same parameters must have gradients", jobs.one_without_a_gradient, kind).values():
-        assert "not the same on all 3 ranks" in error
+    expected = "whether parameter 0 has a gradient is True on ranks 0, 2 and False on rank 1"
+    for error in fails(ranks, 3, expected, jobs.one_without_a_gradient, kind).values():
+        assert expected in error
 
 
 @pytest.mark.parametrize("kind", ["ddp, shared", "fsdp"])
@@ -35,19 +37,67 @@ def test_a_gradient_that_is_not_finite_on_one_rank(ranks, kind):
     assert "failed on another rank" in errors[0]
 
 
-@pytest.mark.parametrize("what", ["group", "number", "wrong number", "closure"])
+@pytest.mark.parametrize("what", ["group", "wrong number", "closure"])
 def test_ranks_that_are_about_to_do_otherwise(ranks, what):
-    messages = {"wrong number": "momentum=2.0", "closure": "it left no gradient"}
-    fails(ranks, 2, messages.get(what, "not the same on all 2 ranks"), jobs.about_to_do_otherwise, what)
+    messages = {
+        "group": "the shape of parameter 2 is (4, 4) on rank 0 and (4, 5) on rank 1",
+        "wrong number": "rank 0 failed, so no rank goes on (ValueError: momentum=2.0",
+        "closure": "rank 0 failed, so no rank goes on (ValueError: closure: it left no gradient",
+    }
+    fails(ranks, 2, messages[what], jobs.about_to_do_otherwise, what)
+
+
+#: numbers of a step, with another value that one rank has
+NUMBERS = {
+    "lr": (0.01, 0.02),
+    "precond_lr": (0.1, 0.2),
+    "momentum": (0.9, 0.8),
+    "weight_decay": (0.1, 0.0),
+    "update_every": (1, 2),
+    "update_anneal": (0, 10),
+    "max_rms": (1.1, 1.0),
+    "max_norm": (1.0, None),
+    "seed": (0, 1),
+    "maximize": (False, True),
+}
+
+
+@pytest.mark.parametrize("kind", ["ddp, shared", "fsdp"])
+def test_a_number_that_differs_is_named(ranks, kind):
+    others = {"error_if_nonfinite": (False, True), "param group": (None, None)}
+    options = {**NUMBERS, "lr": (torch.tensor(0.01), torch.tensor(0.02)), **others}
+    assert set(NUMBERS) == set(NAMES)
+    for found in ranks.run(3, jobs.with_another, kind, options):
+        for name, (usual, another) in NUMBERS.items():
+            if name != "lr":
+                assert f"{name} of param group 1 is {usual} on ranks 0, 1 and {another} on rank 2" in found[name]
+        assert "lr of param group 1 is 0.00999" in found["lr"]
+        assert "error_if_nonfinite is False on ranks 0, 1 and True on rank 2" in found["error_if_nonfinite"]
+        assert "param group of parameter 1 is 1 on ranks 0, 1 and 0 on rank 2" in found["param group"]
+
+
+@pytest.mark.parametrize("probe", ["exact", "batched"])
+def test_a_parameter_frozen_on_one_rank(ranks, probe):
+    for found in ranks.run(2, jobs.frozen_on_one_rank, probe):
+        for answer in found.values():
+            assert "whether parameter 2 has a gradient is True on rank 0 and False on rank 1" in answer
+
+
+def test_replicas_that_differ(ranks):
+    for found in ranks.run(2, jobs.compared_replicas, 0.01):
+        assert found["same"] == ""
+        assert "lr of param group 0 is 0.01 on rank 0 and 0.005 on rank 1" in found["lr"]
+        assert "whether parameter 0 requires a gradient is True on rank 0 and False on rank 1" in found["frozen"]
+        assert "the checksum of parameter 0 is" in found["gradient"]
 
 
 def test_other_models_on_other_ranks(ranks):
-    fails(ranks, 2, "build the same model on every rank", jobs.other_models, "ddp")
+    fails(ranks, 2, "the shape of parameter 0 is (3, 4) on rank 0 and (3, 5) on rank 1", jobs.other_models, "ddp")
 
 
 def test_a_mesh_that_does_not_match(ranks):
-    fails(ranks, 3, "PSGD wants the same ranks, or shard=None", jobs.another_mesh)
-    fails(ranks, 2, "PSGD wants one mesh", jobs.two_meshes)
+    fails(ranks, 3, "but ranks [0, 1] share the work", jobs.another_mesh)
+    fails(ranks, 4, "PSGD wants one mesh that all others are parts of", jobs.two_meshes)
 
 
 @pytest.mark.parametrize("kind", ["ddp, shared", "fsdp"])
@@ -57,8 +107,9 @@ def test_a_checkpoint_of_another_model(ranks, kind):
 
 
 @pytest.mark.parametrize("kind", ["ddp, shared", "fsdp"])
-def test_a_checkpoint_that_one_rank_refuses_is_loaded_on_none(ranks, kind):
-    assert ranks.run(2, jobs.a_load_that_fails_on_one_rank, kind) == [6, 6]
+@pytest.mark.parametrize("what", ["lr", "Q"])
+def test_a_checkpoint_that_one_rank_refuses_is_loaded_on_none(ranks, kind, what):
+    assert ranks.run(2, jobs.a_load_that_fails_on_one_rank, kind, what) == [6, 6]
 
 
 def test_what_cannot_be_shared():

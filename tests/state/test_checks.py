@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -51,10 +52,16 @@ NUMBERS = [
     ("max_norm", -1.0),
     ("seed", 0.5),
     ("maximize", 1),
+    *((name, 10**400) for name in ("lr", "precond_lr", "momentum", "weight_decay", "update_every", "update_anneal")),
+    *((name, 10**400) for name in ("max_rms", "max_norm", "seed")),
+    ("lr", 10**5000),
+    ("lr", Fraction(1, 2)),
+    ("seed", -(2**63) - 1),
+    ("update_anneal", 2**63),
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), NUMBERS, ids=str)
+@pytest.mark.parametrize(("name", "value"), NUMBERS, ids=lambda v: str(v) if not isinstance(v, int) else hex(v)[:20])
 def test_numbers(name, value):
     """In the constructor, in a param group, in a group added later, and set between steps."""
     message = rf"{name}=.*: PSGD wants "
@@ -97,6 +104,23 @@ def test_choices(options, message):
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precond_dtype": torch.float16}, r"precond_dtype=torch.float16: PSGD wants torch.bfloat16"),
+        (
+            {"precond_dtype": torch.bfloat16, "preconditioner": Dense()},
+            r"precond_dtype=torch.bfloat16: Dense\(\) is inverted .* PSGD wants torch.float32",
+        ),
+        ({"normalize": MaxAbs()}, r"normalize=MaxAbs\(\): Kronecker\(.* PSGD wants None here"),
+    ],
+    ids=str,
+)
+def test_choices_that_do_not_go_together(options, message):
+    with pytest.raises(ValueError, match=message):
+        PSGD([torch.ones(2, requires_grad=True)], **options)
+
+
+@pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Kronecker(max_dense=-1), "max_dense=-1: Kronecker wants"),
@@ -110,6 +134,8 @@ def test_choices(options, message):
         (lambda: Whitening(damping=1.0), "damping=1.0: Whitening wants"),
         (lambda: HessianVector(damping=math.nan), "damping=nan: HessianVector wants"),
         (lambda: HessianVector(damping="a"), "damping='a': HessianVector wants"),
+        (lambda: FiniteDifference(std=True), "std=True: FiniteDifference wants"),
+        (lambda: FiniteDifference(std=10**400), "std=10{400}: FiniteDifference wants"),
         (lambda: FiniteDifference(std="a"), "std='a': FiniteDifference wants"),
     ],
 )
@@ -202,7 +228,29 @@ def test_closures():
         (FiniteDifference(), None, r"closure=None: FiniteDifference wants step\(closure\)"),
         (HessianVector(), None, r"closure=None: HessianVector wants step\(closure\)"),
         (FiniteDifference(), forward_only, "closure: it left no gradient on any parameter; FiniteDifference wants"),
-        (Whitening(), forward_only, "closure: it left no gradient on any parameter; Whitening wants"),
+        (FiniteDifference(), lambda: {"loss": backward()}, "closure: it returned a dict with the keys 'loss'; Finite"),
+        (
+            FiniteDifference(),
+            lambda: (backward(), x),
+            "it returned a tuple of 2 items; FiniteDifference wants the loss",
+        ),
+        (
+            Whitening(),
+            lambda: {"loss": backward()},
+            "closure: it returned a dict with the keys 'loss'; Whitening wants",
+        ),
+        (
+            Whitening(),
+            lambda: [backward(), x],
+            "closure: it returned a list of 2 items; Whitening wants the loss alone",
+        ),
+        (HessianVector(), lambda: {"loss": forward_only()}, "it returned a dict with the keys 'loss'; HessianVector"),
+        (HessianVector(), lambda: (forward_only(), x), "it returned a tuple of 2 items; HessianVector wants the loss"),
+        (
+            FiniteDifference(module=model, batched=True),
+            lambda: {"loss": forward_only()},
+            r"it returned a dict with the keys 'loss'; FiniteDifference\(batched=True\) wants the loss",
+        ),
         (HessianVector(), backward, r"closure: it called backward\(\); HessianVector wants a closure that only"),
         (HessianVector(), lambda: 3.0, "closure: it returned 3.0; HessianVector wants the loss as a tensor"),
         (HessianVector(), lambda: model(x), r"closure: it returned a tensor of shape \(2, 1\).*HessianVector wants"),

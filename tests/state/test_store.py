@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import pickle
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from psgd import PSGD, Affine, Dense, Diagonal, FiniteDifference, Joint, Kronecker, Whitening
+from psgd import PSGD, Affine, Dense, Diagonal, FiniteDifference, Joint, Kronecker, LimitedMemory, LowRank, Whitening
 
 from ..cases import PROBES, STRUCTURES, batch, probes, small_model, structures, train
 
@@ -194,8 +195,23 @@ def spoil_shape(saved):
 
 
 def spoil_dtype(saved):
-    saved["state"][0]["Q1_root"] = saved["state"][0]["Q1_root"].double()
+    saved["state"][0]["Q1_root"] = saved["state"][0]["Q1_root"].to(torch.complex64)
     return "'Q1_root'"
+
+
+def spoil_counter(saved):
+    saved["state"][0]["step"] = saved["state"][0]["step"].double()
+    return "'step'"
+
+
+def spoil_count(saved):
+    saved["state"][0]["skipped"].fill_(-1)
+    return r"\['state'\]\[0\]\['skipped'\]: -1; PSGD wants a count of at least 0"
+
+
+def spoil_weight(saved):
+    saved["state"][2]["momentum_weight"].fill_(1.5)
+    return r"\['state'\]\[2\]\['momentum_weight'\]: 1.5; PSGD wants a sum of weights"
 
 
 def spoil_missing(saved):
@@ -261,6 +277,9 @@ def spoil_params(saved):
 SPOILERS = [
     spoil_shape,
     spoil_dtype,
+    spoil_counter,
+    spoil_count,
+    spoil_weight,
     spoil_missing,
     spoil_extra,
     spoil_type,
@@ -291,6 +310,123 @@ def test_a_bad_state_dict_is_named_and_changes_nothing(spoil):
     train(*straight, 0, 10)
     train(*pair, 7, 10)
     assert bits(*pair) == bits(*straight)
+
+
+@structures
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0])
+def test_a_checkpoint_that_no_step_can_go_on_from_is_refused(structure, bad):
+    """Loaded, one element that is not finite would have every later step of all parameters skipped."""
+    pair = make(structure)
+    train(*pair, 0, 5)
+    before = bits(*pair)
+    for i, entries in pair[1].state_dict()["state"].items():
+        for name, value in entries.items():
+            may_be_zero = bad == 0 and name.startswith(("momentum", "Q0_U", "Q0_V", "Q0_Q12"))
+            if not value.is_floating_point() or value.numel() == 0 or may_be_zero:
+                continue
+            saved = copy.deepcopy(pair[1].state_dict())
+            spoilt = saved["state"][i][name]
+            spoilt[0 if spoilt.ndim else ()] = bad
+            with pytest.raises(ValueError, match=rf"state_dict\['state'\]\[{i}\]\['{name}'\]: .*PSGD cannot go on"):
+                pair[1].load_state_dict(saved)
+            assert bits(*pair) == before
+
+
+@pytest.mark.parametrize(
+    ("structure", "name", "spoil", "message"),
+    [
+        (Dense(), "Q0_full", lambda Q: Q.diagonal()[1:2].zero_(), "'Q0_full'.: its diagonal is not positive"),
+        (Dense(), "Q0_full", lambda Q: Q[-1].fill_(2.0), "'Q0_full'.: it has elements below its diagonal"),
+        (LimitedMemory(3), "Q0_Q11", lambda Q: Q.neg_(), "'Q0_Q11'.: its diagonal is not positive"),
+        (LimitedMemory(3), "Q0_Q11", lambda Q: Q[-1].fill_(2.0), "'Q0_Q11'.: it has elements below its diagonal"),
+        (LimitedMemory(3), "Q0_Q22", lambda Q: Q[-1:].neg_(), "'Q0_Q22'.: it is not positive"),
+        (LowRank(2), "Q0_diag", lambda Q: Q[-1:].neg_(), "'Q0_diag'.: it is not positive"),
+        (LowRank(2), "Q0_U", lambda Q: Q.fill_(-1e4), "'Q0_U', 'Q0_V'.: the determinant"),
+        (Diagonal(), "Q0_diag", lambda Q: Q[-1:].neg_(), "'Q0_diag'.: it is not positive"),
+        (Kronecker(), "Q1_root", lambda Q: Q[:, 1].zero_(), "'Q1_root'.: it has a row or column of zeros"),
+        (Kronecker(max_dense=0), "Q1_diag", lambda Q: Q[-1:].zero_(), "'Q1_diag'.: it is not positive"),
+    ],
+    ids=str,
+)
+def test_a_singular_q_is_refused(structure, name, spoil, message):
+    pair = make(structure)
+    train(*pair, 0, 5)
+    saved = copy.deepcopy(pair[1].state_dict())
+    if name == "Q0_U":
+        saved["state"][2]["Q0_V"].abs_()
+    spoil(saved["state"][2][name])
+    with pytest.raises(ValueError, match=rf"\['state'\]\[2\].{message}"):
+        pair[1].load_state_dict(saved)
+
+
+@structures
+@pytest.mark.parametrize("theirs", [*DTYPES, torch.float16])
+@pytest.mark.parametrize("mine", [*DTYPES, torch.float16])
+def test_a_state_of_another_precision_is_converted(structure, theirs, mine):
+    """As torch's optimizers do; each tensor gets the dtype that it would have had here."""
+    pair, other = make(structure, Whitening(), theirs), make(structure, Whitening(), mine)
+    train(*pair, 0, 3)
+    other[0].load_state_dict(pair[0].state_dict())
+    fresh = {i: {k: v.dtype for k, v in s.items()} for i, s in other[1].state_dict()["state"].items()}
+    other[1].load_state_dict(pair[1].state_dict())
+    state = other[1].state_dict()["state"]
+    assert {i: {k: v.dtype for k, v in s.items()} for i, s in state.items()} == fresh
+    for i, entries in pair[1].state_dict()["state"].items():
+        for name, value in entries.items():
+            assert torch.equal(state[i][name], value.to(state[i][name].dtype))
+    train(*other, 3, 6)
+    assert int(other[1].state[other[0][0].weight]["step"]) == 6
+    assert int(other[1].state[other[0][0].weight]["skipped"]) == 0
+
+
+def test_the_precision_of_q_is_that_of_precond_dtype():
+    pair, other = make(probe=Whitening()), make(probe=Whitening(), precond_dtype=torch.bfloat16)
+    train(*pair, 0, 3)
+    other[1].load_state_dict(pair[1].state_dict())
+    state = other[1].state[other[0][0].weight]
+    assert state["Q0_root"].dtype == torch.bfloat16
+    assert state["momentum"].dtype == torch.float32
+    train(*other, 3, 6)
+
+
+def test_what_another_precision_cannot_hold_is_told():
+    pair, other = make(dtype=torch.float64), make()
+    saved = copy.deepcopy(pair[1].state_dict())
+    saved["state"][0]["Q0_root"][0, 0] = 1e100
+    pair[1].load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"\[0\]\['Q0_root'\]: too large for torch.float32"):
+        other[1].load_state_dict(saved)
+    pair, other = make(Dense(), dtype=torch.float64), make(Dense())
+    saved = copy.deepcopy(pair[1].state_dict())
+    saved["state"][0]["Q0_full"][0, 0] = 1e-100
+    pair[1].load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"\[0\]\['Q0_full'\]: its diagonal is not positive"):
+        other[1].load_state_dict(saved)
+
+
+def saved_bytes(what: object) -> int:
+    file = io.BytesIO()
+    torch.save(what, file)
+    return len(file.getvalue())
+
+
+def test_an_entry_is_saved_without_the_stack_that_it_is_a_view_of():
+    """And all entries together as before, but for the record of each tensor in the file, as with torch's optimizers."""
+    model = nn.Sequential(*[nn.Linear(30, 30, bias=False) for _ in range(20)])
+    optimizer = PSGD(model.parameters(), probe=Whitening())
+    assert len(optimizer.stacks) == 1
+    saved = optimizer.state_dict()
+    entry = saved["state"][3]
+    record = 512  # of a tensor, in a file of torch
+    assert saved_bytes(entry) < sum(v.nbytes for v in entry.values()) + record * (len(entry) + 2)
+    views = {**saved, "state": {i: optimizer.state[p] for i, p in enumerate(model.parameters())}}
+    assert saved_bytes(saved) < saved_bytes(views) + 256 * 20 * len(entry)
+    for i, p in enumerate(model.parameters()):  # nothing is copied
+        for name, value in optimizer.state[p].items():
+            assert saved["state"][i][name].data_ptr() == value.data_ptr()
+            assert torch.equal(saved["state"][i][name], value)
+    optimizer.register_state_dict_post_hook(lambda _, state: {**state, "size": saved_bytes(state["state"][3])})
+    assert optimizer.state_dict()["size"] == saved_bytes(entry)
 
 
 def test_a_state_dict_of_an_earlier_version_is_completed():
@@ -437,9 +573,6 @@ def test_model_cast_before_loading():
     train(model, optimizer, 5, 10)
     train(*pair, 5, 10)
     assert bits(model, optimizer) == bits(*pair)
-    late = make()[1]
-    with pytest.raises(ValueError, match=r"float64 of shape .* this optimizer has torch.float32"):
-        late.load_state_dict(pair[1].state_dict())
 
 
 def test_distributed_checkpoint_of_a_fresh_optimizer_is_harmless():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,6 +23,9 @@ from ..ops.triton import ready
 from ..probes import Average
 from .stack import Stack
 from .tensors import Tensors
+
+if TYPE_CHECKING:
+    from .part import Division
 
 
 #: factor by which the length of the longest gradient of late fades in a step
@@ -64,7 +69,6 @@ class Bucket:
         group: index of their param group
         structure: what ``Q`` is
         normalize: how steps of ``Q`` are normalised
-        taken_from: for some of the blocks of another bucket, each of its stacks with the rows that were taken
     """
 
     def __init__(
@@ -73,16 +77,16 @@ class Bucket:
         group: int,
         structure: Structure,
         normalize: Normalization | None,
-        taken_from: Sequence[tuple[Stack, list[int]]] = (),
     ) -> None:
         self.stacks = list(stacks)
         self.group = group
         self.structure, self.normalize = structure, normalize
         self.counts = [len(stack.blocks) for stack in self.stacks]
         self.device, self.dtype = self.stacks[0].device, self.stacks[0].dtype
-        self._taken_from = list(taken_from)
         #: table of the parameters for kernels that go through all of them, see ``find_table``
         self.table: TensorTable | None = None
+        #: blocks with and without a gradient, at the last step in which some had none
+        self.division: Division | None = None
 
     @cached_property
     def Q(self) -> Groups:
@@ -94,25 +98,10 @@ class Bucket:
         """Positions of all parameters."""
         return [i for stack in self.stacks for i in stack.positions]
 
-    def having(self, given: Mapping[int, Tensor]) -> Bucket | None:
-        """Bucket of the blocks of which at least one parameter is given: this one if all are, None if none is.
-
-        Fewer blocks are copies, see ``put_back_``.
-        """
-        if all(i in given for i in self.positions):
-            return self
-        chosen = [(stack, rows) for stack in self.stacks if (rows := stack.having(given))]
-        if not chosen:
-            return None
-        if [len(rows) for _, rows in chosen] == self.counts:
-            return self
-        parts = [stack.select(rows) for stack, rows in chosen]
-        return Bucket(parts, self.group, self.structure, self.normalize, chosen)
-
-    def put_back_(self) -> None:
-        """Copy what was learned to the bucket that these blocks were taken from, if they were."""
-        for (whole, rows), part in zip(self._taken_from, self.stacks, strict=bool(self._taken_from)):
-            whole.put_back_(rows, part)
+    @contextmanager
+    def updating(self, fits: bool) -> Iterator[None]:
+        """Context in which averages, and ``Q`` if it is fitted, change for the blocks that have a gradient."""
+        yield
 
     @property
     def averaging(self) -> bool:
@@ -224,7 +213,7 @@ class Bucket:
 
     def nbytes(self) -> int:
         """Bytes of what is kept for the blocks."""
-        return sum(buffer.nbytes for stack in self.stacks for buffer in stack.buffers().values())
+        return sum(stack.nbytes() for stack in self.stacks)
 
     # For kernels that go through all parameters.
 
@@ -242,7 +231,7 @@ class Bucket:
 
     def find_table(self, params: Sequence[Tensor]) -> None:
         """Make the table of parameters that kernels read, if they can; anew when parameters lie elsewhere now."""
-        if self._taken_from or not all(ready(self.device, kernel) for kernel in TensorTable.kernels):
+        if not all(ready(self.device, kernel) for kernel in TensorTable.kernels):
             return
         thetas = [as_real(params[i]) for i in self.positions]
         same = self.table is not None and [theta.data_ptr() for theta in thetas] == self.table.pointers

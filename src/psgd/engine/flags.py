@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from functools import reduce
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..ops.parameters import Flags
+from ..probes.closures import is_finite
 
 __all__ = ["Flags", "agree", "loss_is_finite", "rate_is_valid"]
 
@@ -20,7 +20,7 @@ def loss_is_finite(loss: Any) -> list[Tensor]:
     """A flag, if there is anything to say."""
     if isinstance(loss, Tensor):
         return [torch.isfinite(loss.detach()).all()]
-    if isinstance(loss, (int, float)) and not math.isfinite(loss):
+    if not is_finite(loss):
         return [torch.zeros((), dtype=torch.bool, device="cpu")]
     return []
 

@@ -69,11 +69,18 @@ class Stack:
             yield from block.params
 
     def having(self, given: Container[int]) -> list[int]:
-        """The blocks of which at least one parameter is given."""
-        return [b for b, block in enumerate(self.blocks) if any(i in given for i in block.params)]
+        """Rows of the blocks of which at least one parameter is given."""
+        if self.single:
+            return [row for row, i in enumerate(self.positions) if i in given]
+        return [row for row, block in enumerate(self.blocks) if any(i in given for i in block.params)]
 
     def buffers(self) -> dict[str, Tensor]:
         return {**self.group.buffers(), **self.average, "grad_length": self.grad_length}
+
+    def changing(self, fits: bool) -> dict[str, Tensor]:
+        """Buffers that a step changes; ``Q`` is among them only if it is fitted."""
+        buffers = self.buffers()
+        return buffers if fits else {name: buffers[name] for name in (*self.average, "grad_length")}
 
     def pack(self, tensors: Mapping[int, Tensor]) -> Tensor:
         """Stack the blocks of the given parameters, by position; parameters left out count as zero."""
@@ -94,45 +101,50 @@ class Stack:
         for block, part in zip(self.blocks, stacked.unbind(), strict=True):
             yield from zip(block.params, block.unpack(part), strict=True)
 
-    def select(self, chosen: Sequence[int]) -> Stack:
-        """A stack of some of the blocks; all of them is this stack itself, fewer are copies (see ``put_back_``)."""
+    def select(self, chosen: Sequence[int], rows: Tensor) -> Stack:
+        """Stack of copies of some of the blocks; all of them is this stack itself.
+
+        Args:
+            chosen: their rows
+            rows: the same on the device
+        """
         if len(chosen) == len(self.blocks):
             return self
-        part = {name: torch.stack([buffer[i] for i in chosen]) for name, buffer in self.buffers().items()}
-        average = {name: part[name] for name in self.average}
-        blocks = [self.blocks[i] for i in chosen]
-        return Stack(blocks, self.group.bind(part), average, part["grad_length"], self.dtype)
+        copies = {name: buffer.index_select(0, rows) for name, buffer in self.buffers().items()}
+        average = {name: copies[name] for name in self.average}
+        blocks = [self.blocks[row] for row in chosen]
+        return Stack(blocks, self.group.bind(copies), average, copies["grad_length"], self.dtype)
 
-    def put_back_(self, chosen: Sequence[int], part: Stack) -> None:
-        if part is self:
-            return
-        theirs = part.buffers()
-        for name, buffer in self.buffers().items():
-            for row, i in enumerate(chosen):
-                buffer[i].copy_(theirs[name][row])
+    def nbytes(self) -> int:
+        """Bytes of what is kept for the blocks."""
+        return sum(buffer.nbytes for buffer in self.buffers().values())
 
     @staticmethod
-    def new_average(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-        """The average of no gradients, for one block."""
+    def new_averages(count: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        """Averages of no gradients, for some blocks of one shape."""
         return {
-            "momentum": torch.zeros(*shape, dtype=dtype, device=device),
-            "momentum_weight": torch.zeros((), dtype=dtype, device=device),
+            "momentum": torch.zeros(count, *shape, dtype=dtype, device=device),
+            "momentum_weight": torch.zeros(count, dtype=dtype, device=device),
         }
 
     def start_average(self) -> None:
-        new = self.new_average(self.blocks[0].shape, self.dtype, self.device)
-        count = len(self.blocks)
-        self.average = {name: value.expand(count, *value.shape).clone() for name, value in new.items()}
+        self.average = self.new_averages(len(self.blocks), self.blocks[0].shape, self.dtype, self.device)
 
     def same_layout(self, stacked: Tensor, tensors: Mapping[int, Tensor]) -> tuple[list[Tensor], list[Tensor]] | None:
-        """The parts of ``stacked`` with the tensors that belong there, if these need not be packed."""
+        """The parts of ``stacked`` with the tensors that belong there, if these need not be packed.
+
+        Parts whose tensors are missing are left out.
+        """
         if not self.plain:
             return None
         if self._parts is None or self._parts[0] is not stacked:
             self._parts = (stacked, list(stacked.unbind()))
         parts = self._parts[1]
-        values = [tensors[i] for i in self.positions]
-        return (parts, values) if parameters.can_fuse(parts, values) else None
+        found = [tensors.get(i) for i in self.positions]
+        values = [value for value in found if value is not None]
+        if len(values) < len(found):
+            parts = [part for part, value in zip(parts, found, strict=True) if value is not None]
+        return (parts, values) if not parts or parameters.can_fuse(parts, values) else None
 
 
 @overload

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -26,3 +26,11 @@ def balancing_powers(
     """
     powers = torch.where(usable, (mean(logs) - logs).round_(), torch.zeros_like(logs))
     return powers - is_first * total(powers)
+
+
+def scale_all_(factors: Sequence[Tensor], scales: Sequence[Tensor]) -> None:
+    """Multiply each tensor with its scale.
+
+    One call scales all of them: an interrupt finds all scaled, or none, and not a ``P`` that is off by a power of two.
+    """
+    torch._foreach_mul_(list(factors), list(scales))

@@ -47,6 +47,9 @@ class DiagonalFactor(LeftFactor):
     def set_diagonal_(self, values: Tensor) -> None:
         self.diag.copy_(values)
 
+    def fault(self) -> tuple[Sequence[str], str] | None:
+        return None if super().fault() is None else (self.parts, "it is not positive")
+
     def flops(self, columns: int) -> tuple[float, float]:
         """FLOPs of elementwise work, as there are no larger products.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -77,9 +78,24 @@ class Factor(ABC):
     def buffers(self) -> dict[str, Tensor]:
         return {part: getattr(self, part) for part in self.parts}
 
+    def fault(self) -> tuple[Sequence[str], str] | None:
+        """Parts with finite numbers from which fitting cannot go on, and why; None if it can. The host may wait.
+
+        A direction that ``Q`` maps to zero is lost: every step is a product from the left, and ``P`` stays zero there.
+        A zero row or column shows that without a decomposition. A factor that knows more has a method of its own.
+        """
+        occupied = self.dense() != 0
+        if bool((occupied.any(1) & occupied.any(2)).all()):
+            return None
+        return self.parts, "it has a row or column of zeros, so that Q has no inverse"
+
 
 class LeftFactor(Factor):
     """Matrices with a positive diagonal from one Lie group, which move by ``dQ = E Q``."""
+
+    def fault(self) -> tuple[Sequence[str], str] | None:
+        """Parts whose diagonal is not positive, which no step can change."""
+        return None if bool((self.diagonal() > 0).all()) else (self.parts, "its diagonal is not positive")
 
     @abstractmethod
     def project(self, tangent: Tangent) -> Projected:

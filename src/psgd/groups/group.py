@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..normalize import MaxAbs, Normalization
 from ..tangent import Tangent, fold, unfold
-from .balance import balancing_powers
+from .balance import balancing_powers, scale_all_
 from .factor import Factor, LeftFactor
 
 
@@ -120,9 +120,12 @@ class Group:
         is_first = torch.zeros_like(logs[:, :1])
         is_first[0] = 1
         powers = balancing_powers(logs, usable, lambda x: x.mean(0), lambda x: x.sum(0), is_first)
-        for factor, scale in zip(self.factors, powers.exp2(), strict=True):
-            for buffer in factor.buffers().values():
-                buffer.mul_(scale.view(-1, *[1] * (buffer.ndim - 1)))
+        each = [
+            (buffer, scale.view(-1, *[1] * (buffer.ndim - 1)))
+            for factor, scale in zip(self.factors, powers.exp2(), strict=True)
+            for buffer in factor.buffers().values()
+        ]
+        scale_all_([buffer for buffer, _ in each], [scale for _, scale in each])
 
     @property
     def one_group(self) -> bool:
@@ -148,6 +151,14 @@ class Group:
             for axis, factor in enumerate(self.factors)
             for part, buffer in factor.buffers().items()
         }
+
+    def fault(self) -> tuple[Sequence[str], str] | None:
+        """Names of buffers with finite numbers from which fitting cannot go on, and why; see ``Factor.fault``."""
+        for axis, factor in enumerate(self.factors):
+            found = factor.fault()
+            if found is not None:
+                return [f"Q{axis}_{part}" for part in found[0]], found[1]
+        return None
 
     def bind(self, buffers: dict[str, Tensor]) -> Group:
         """The same group over other tensors: ``group.bind(group.buffers())`` equals ``group``."""

@@ -121,6 +121,12 @@ class LimitedMemoryFactor(LeftFactor):
         below = torch.zeros_like(self.Q12.mT)
         return torch.cat([torch.cat([self.Q11, self.Q12], 2), torch.cat([below, self.Q22.diag_embed()], 2)], 1)
 
+    def fault(self) -> tuple[Sequence[str], str] | None:
+        head, tail = self._head.fault(), DiagonalFactor(self.Q22).fault()
+        if head is not None:
+            return ("Q11",), head[1]
+        return None if tail is None else (("Q22",), tail[1])
+
     def describe(self) -> str:
         return f"limited memory {self.Q11.shape[-1]} of {self.Q11.shape[-1] + self.Q22.shape[-1]}"
 

@@ -82,11 +82,12 @@ class LowRankFactor(LeftFactor):
     def identity(cls, batch: int, n: int, rank: int, dtype: torch.dtype, device: torch.device | str) -> LowRankFactor:
         """``U = 0``, and random columns in ``V``: if both were zero, neither would ever move.
 
-        The random columns are the same for every dtype and device.
+        The random columns are the same for every dtype and device, also for every default of torch.
         """
         V = torch.empty(n, rank, dtype=dtype, device=device)
         if V.device.type != "meta":
-            V.copy_(torch.randn(n, rank, generator=torch.Generator().manual_seed(rank)) / n**0.5)
+            generator = torch.Generator("cpu").manual_seed(rank)
+            V.copy_(torch.randn(n, rank, generator=generator, dtype=torch.float32, device="cpu") / n**0.5)
         return cls(
             torch.zeros(batch, n, rank, dtype=dtype, device=device),
             V.repeat(batch, 1, 1),
@@ -175,9 +176,11 @@ class LowRankFactor(LeftFactor):
 
         most = torch.finfo(d.dtype).eps ** -0.5
         taken = (usable & (new._sensitivity() <= self._sensitivity().clamp_min(most)))[:, None, None]
-        torch.where(taken, new.U, self.U, out=self.U)
-        torch.where(taken, new.V, self.V, out=self.V)
-        self.diag.copy_(d.clamp_min(float(torch.finfo(d.dtype).max) ** -0.375))
+        torch.where(taken, new.U, self.U, out=new.U)
+        torch.where(taken, new.V, self.V, out=new.V)
+        d = d.clamp_min(float(torch.finfo(d.dtype).max) ** -0.375)
+        # One call: an interrupt does not find a new U beside an old V, which need not have the same length any more.
+        torch._foreach_copy_([self.U, self.V, self.diag], [new.U, new.V, d])
 
     def flops(self, columns: int) -> tuple[float, float]:
         """FLOPs for one column: its product with ``U`` or ``V`` costs ``2 n r``, and ``K`` costs ``2 n r²``.
@@ -219,6 +222,13 @@ class LowRankFactor(LeftFactor):
 
     def dense(self) -> Tensor:
         return self.apply(torch.eye(self.diag.shape[-1], dtype=self.diag.dtype, device=self.diag.device))
+
+    def fault(self) -> tuple[Sequence[str], str] | None:
+        if super().fault() is not None:
+            return ("diag",), "it is not positive"
+        if not bool((torch.linalg.slogdet(self._K())[0] > 0).all()):
+            return ("U", "V"), "the determinant of I + U Vᵀ is not positive"
+        return None
 
     def describe(self) -> str:
         return f"rank {self.U.shape[-1]} and diagonal {self.diag.shape[-1]}"

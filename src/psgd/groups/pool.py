@@ -46,12 +46,6 @@ class Pool:
         if self.copied:
             self.Q = self._copy()
 
-    def put_back_(self) -> None:
-        """Copy ``Q`` to the factors, unless it is a view of them."""
-        if self.copied:
-            for key, part in self.members.items():
-                part.copy_(self.Q[self.rows[key]])
-
     def parts(self, M: Tensor) -> dict[tuple[int, int], Tensor]:
         """Part of each member in an array of all factors."""
         if len(self.rows) == 1:
@@ -99,6 +93,16 @@ class Pool:
         else:
             self.Q.mul_(1 - S.mul_(step[:, None]).masked_fill_((step == 0)[:, None], 0))
         return finite
+
+
+def put_back_(pools: Sequence[Pool]) -> None:
+    """Copy each ``Q`` to its factors, unless it is a view of them.
+
+    One call, so that an interrupt does not find factors of one block from before and after they were balanced.
+    """
+    copied = [(part, pool.Q[pool.rows[key]]) for pool in pools if pool.copied for key, part in pool.members.items()]
+    if copied:
+        torch._foreach_copy_([part for part, _ in copied], [new for _, new in copied])
 
 
 def adjacent(parts: Sequence[Tensor]) -> Tensor | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -19,10 +20,10 @@ from ..ops.factors import scaled
 from ..ops.streams import at_once, sent
 from ..tangent import Tangent, largest
 from .axes import along, gram_, low_dtype, multiply_axes, product_
-from .balance import balancing_powers
+from .balance import balancing_powers, scale_all_
 from .base import Groups, Preconditioned, Scaled, joined
 from .near_symmetric import NearSymmetric, norm_, turn_
-from .pool import Pool, factor_tensor
+from .pool import Pool, factor_tensor, put_back_
 
 if TYPE_CHECKING:
     from .inverse_free import InverseFree
@@ -61,16 +62,16 @@ class Pooled(Groups):
         self.wide = torch.promote_types(like.dtype, torch.float32)
 
         numels = [math.prod(group.dims) for group in self.groups]
-        starts = [sum(self.counts[:g]) for g in range(len(self.counts))]
+        starts = list(accumulate(self.counts, initial=0))
 
         def on_device(values: Sequence[float], dtype: torch.dtype = self.wide) -> Tensor:
             return sent(torch.tensor(values, dtype=dtype, device="cpu"), like.device)
 
         def each(pool: Pool, value: Callable[[int, int], float]) -> list[float]:
-            return [value(g, axis) for g, axis in pool.members for _ in range(self.counts[g])]
+            return [x for g, axis in pool.members for x in [value(g, axis)] * self.counts[g]]
 
         for pool in self.pools:
-            blocks = [starts[g] + b for g, _ in pool.members for b in range(self.counts[g])]
+            blocks = [b for g, _ in pool.members for b in range(starts[g], starts[g + 1])]
             pool.block = on_device(blocks, torch.int64)
             pool.columns = on_device(each(pool, lambda g, axis: numels[g] / self.groups[g].dims[axis]))
             pool.identity = on_device(each(pool, lambda g, axis: numels[g] ** 2 / self.groups[g].dims[axis]))
@@ -83,11 +84,41 @@ class Pooled(Groups):
         self.root_numel = on_device(
             [n for n, count in zip(numels, self.counts, strict=True) for _ in range(count)]
         ).sqrt()
-        self._zero = torch.zeros((), dtype=self.wide, device=like.device)
+        self._zero = torch.zeros(1, dtype=self.wide, device=like.device)
         self._one = torch.ones((), dtype=self.wide, device=like.device)
-        #: sums over the factors of a block, with and without the factor itself
-        self.sum = (self.block[:, None] == self.block).to(self.wide)
-        self.others = self.sum - torch.eye(len(self.block), dtype=self.wide, device=like.device)
+        #: for each factor the number of factors of its block, and the positions of the others, see ``_sum_of_others``
+        self.rank = on_device([x for pool in self.pools for x in each(pool, lambda g, _: len(self.groups[g].dims))])
+        self.others = sent(self._positions_of_others(), like.device)
+
+    def _positions_of_others(self) -> Tensor:
+        """For each factor the positions, pool by pool, of the other factors of its block.
+
+        Where a block has fewer factors than another one, the position after the last factor stands for those it lacks.
+        """
+        starts = accumulate((len(pool.Q) for pool in self.pools), initial=0)
+        rows = {
+            key: slice(start + part.start, start + part.stop)
+            for pool, start in zip(self.pools, starts, strict=False)
+            for key, part in pool.rows.items()
+        }
+        count, most = len(self.block), max(len(group.dims) for group in self.groups)
+        others = torch.full((count, most - 1), count, dtype=torch.int64, device="cpu")
+        for (g, axis), mine in rows.items():
+            rest = [rows[g, other] for other in range(len(self.groups[g].dims)) if other != axis]
+            for column, theirs in enumerate(rest):
+                others[mine, column] = torch.arange(theirs.start, theirs.stop, device="cpu")
+        return others
+
+    def _sum_of_others(self, x: Tensor) -> Tensor:
+        """For a number of each factor the sum over the other factors of its block.
+
+        Factors of other blocks have no part in it, not even one of zero: what is not finite stays in its block.
+        """
+        return torch.cat([x, self._zero])[self.others].sum(1)
+
+    def _sum(self, x: Tensor) -> Tensor:
+        """For a number of each factor the sum over all factors of its block."""
+        return x + self._sum_of_others(x)
 
     def descend_(self, tangents: Iterable[tuple[Tangent, Tensor]], lr: float | Tensor, ok: Tensor) -> None:
         """``Q_i ← (I − lr / L · S_i) Q_i`` for every factor, where ``L`` bounds ``‖a aᵀ‖ + ‖b bᵀ‖`` and so ``‖S_i‖``.
@@ -124,8 +155,7 @@ class Pooled(Groups):
         for pool in self.pools:
             self._descend_pairs_(sides, is_difference, lr, usable, pool)
         self._tidy_(usable)
-        for pool in self.pools:
-            pool.put_back_()
+        put_back_(self.pools)
 
     def _descend_pairs_(
         self,
@@ -196,7 +226,7 @@ class Pooled(Groups):
         tangents = [torch.empty_like(P, dtype=P.dtype if P.ndim == 3 else self.wide) for P in Ps]
         if damping:
             norms = joined(self._at_once(self._length, Ps, sizes=Ps)).log_()
-            variance = (self.others @ norms).mul_(2).exp_().mul_(noise.index_select(0, self.block))
+            variance = self._sum_of_others(norms).mul_(2).exp_().mul_(noise.index_select(0, self.block))
             mine = variance.split([len(P) for P in Ps])
             self._at_once(self._damp_, mine, self.pools, Ps, tangents, sizes=Ps)
         Ps.clear()  # as large as the tangents: gone before more is needed
@@ -208,8 +238,7 @@ class Pooled(Groups):
         tangents.clear()
         if tidy or rescale:
             self._tidy_(usable, joined(finite), _off(length / drawn.sqrt()) if rescale else None)
-        for pool in self.pools:
-            pool.put_back_()
+        put_back_(self.pools)
         return Preconditioned(whitened, length)
 
     def _targets(self, support: Sequence[list[Tensor] | None]) -> tuple[list[_Target], Tensor]:
@@ -344,7 +373,7 @@ class Pooled(Groups):
             off: for each block the power of two by which ``Q`` is to be multiplied, or None
         """
         if off is not None:
-            off = torch.where(usable, off, self._zero).index_select(0, self.block) * self.first
+            off = torch.where(usable, off, torch.zeros_like(off)).index_select(0, self.block) * self.first
         usable = usable.index_select(0, self.block)
         sizes = [len(pool.Q) for pool in self.pools]
         for pool, mine in zip(self.pools, usable.split(sizes), strict=True):
@@ -353,20 +382,20 @@ class Pooled(Groups):
         largest_of_each = torch.cat([pool.diagonal(pool.Q).amax(1).to(self.wide) for pool in self.pools])
         # What someone has put there need not be finite; it must not spread to other blocks, as zero times it would.
         logs = largest_of_each.nan_to_num_(nan=1.0, posinf=1.0).clamp_min_(torch.finfo(self.wide).tiny).log2_()
-        powers = balancing_powers(
-            logs, usable, lambda x: (self.sum @ x) / self.sum.sum(1), lambda x: self.sum @ x, self.first
-        )
+        powers = balancing_powers(logs, usable, lambda x: self._sum(x) / self.rank, self._sum, self.first)
         if off is not None:
             powers.add_(off)
-        powers.sub_((logs + powers - self.most).clamp_min_(0).ceil_())
+        powers.sub_(usable * (logs + powers - self.most).clamp_min_(0).ceil_())
         if finite is not None:
             powers.sub_(8 * (usable & ~finite))
-        for pool, scales in zip(self.pools, powers.exp2_().split(sizes), strict=True):
-            each = along(scales.to(pool.Q.dtype), pool.Q)
-            if pool.Q.dtype == torch.bfloat16:  # torch's own product runs at a third of the speed of memory there
-                scaled(pool.Q, each, pool.Q)
-            else:
-                pool.Q.mul_(each)
+        Qs = [pool.Q for pool in self.pools]
+        scales = [along(each.to(Q.dtype), Q) for each, Q in zip(powers.exp2_().split(sizes), Qs, strict=True)]
+        # No interrupt can divide a recording, and torch's own product of bfloat16 is three times as slow as memory.
+        if self.dtype == torch.bfloat16 and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            for Q, each in zip(Qs, scales, strict=True):
+                scaled(Q, each, Q)
+        else:
+            scale_all_(Qs, scales)
 
     @cached_property
     def _matrices(self) -> list[NearSymmetric]:

@@ -89,6 +89,11 @@ class Triangular(LeftFactor):
     def dense(self) -> Tensor:
         return self.full
 
+    def fault(self) -> tuple[Sequence[str], str] | None:
+        """Also elements below the diagonal, which products would use and solves would not."""
+        below = bool(self.full.tril(-1).any())
+        return super().fault() or ((self.parts, "it has elements below its diagonal") if below else None)
+
     def describe(self) -> str:
         return f"dense {self.full.shape[-1]}"
 

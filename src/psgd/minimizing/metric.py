@@ -88,9 +88,10 @@ class Metric:
     def _descend(self, dtheta: Tensor, dgrad: Tensor) -> None:
         for k in range(self.descents):
             tangent = self.criterion(self.group, dtheta.clone(), dgrad.clone())
-            lr = min(self._rate(tangent, dtheta, dgrad), self.cap)
-            if not lr > (FITTED if k else 1e-3):
+            rate = self._rate(tangent, dtheta, dgrad)
+            if not rate > (FITTED if k else 1e-3):
                 return
+            lr = min(rate, self.cap)
             if self.structure.own_normalization:
                 self.group.descend_(tangent, self.cap)
             else:

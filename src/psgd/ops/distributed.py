@@ -24,13 +24,29 @@ def local(t: Tensor) -> Tensor:
     return t.to_local() if is_dtensor(t) else t  # type: ignore[attr-defined]
 
 
+def slices_of(t: Tensor) -> tuple[slice, ...]:
+    """Slices of a divided tensor that this rank holds."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    # With tensor parallelism and `fully_shard`, two axes of a mesh may divide one dimension. Torch calls this a strided
+    # division, but what a rank holds is one slice nevertheless.
+    placements = t.placements  # type: ignore[attr-defined]
+    known = all(type(p) in (Replicate, Shard, _StridedShard) for p in placements)
+    if known and not t.is_complex():
+        shape, offset = compute_local_shape_and_global_offset(t.shape, t.device_mesh, placements)  # type: ignore[attr-defined]
+        if tuple(shape) == tuple(local(t).shape):
+            return tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
+    raise ValueError(
+        f"params: one of {t.dtype} and of shape {tuple(t.shape)} is divided as {placements}, and this rank holds "
+        f"{tuple(local(t).shape)}; PSGD wants real ones, and of each one piece on a rank (Shard and Replicate)"
+    )
+
+
 def part_of(whole: Tensor, like: Tensor) -> Tensor:
     """Part of a whole tensor that belongs to this rank if it is divided as ``like`` is; nothing is sent."""
-    if not is_dtensor(like):
-        return whole
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()  # type: ignore[attr-defined]
+    return whole[slices_of(like)] if is_dtensor(like) else whole
 
 
 def aligned(grad: Tensor, like: Tensor) -> Tensor:

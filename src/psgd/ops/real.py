@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, reduce
 
 import torch
 from torch import Tensor
@@ -20,7 +21,9 @@ def from_real(values: Tensor, like: Tensor) -> Tensor:
 
 def precise_dtype(params: Sequence[Tensor]) -> torch.dtype:
     """Dtype of averages and steps, and of ``Q`` unless told otherwise: the parameters', but at least float32."""
-    dtype = torch.float32
-    for p in params:
-        dtype = torch.promote_types(dtype, as_real(p).dtype)
-    return dtype
+    return _precise_dtype(frozenset(p.dtype for p in params))
+
+
+@cache
+def _precise_dtype(dtypes: frozenset[torch.dtype]) -> torch.dtype:
+    return reduce(torch.promote_types, dtypes, torch.float32).to_real()

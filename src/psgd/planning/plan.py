@@ -33,9 +33,9 @@ def plan(
 ) -> Plan:
     """Memory of the state of ``PSGD``, and work of a step with ``Whitening``; nothing is allocated.
 
-    Memory is that of the state: ``Q`` and the average of gradients; a step needs more while it lasts, and between rare
-    updates ``P`` of dense factors is kept beside ``Q``. Work is that of the products with ``Q``, see ``Group.flops``,
-    without computing gradients and moving the parameters. Every block belongs to one rank, see
+    Memory is that of the state: ``Q`` and the average of gradients. A step needs more while it lasts, between rare
+    updates ``P`` of dense factors is kept beside ``Q``, and every tensor costs about 100 bytes on top. Work is that of
+    the products with ``Q``, see ``Group.flops``, without computing gradients and moving the parameters. Every block belongs to one rank, see
     ``psgd.ranks.assign``. Blocks are not divided, so some rank has at least the work of the costliest.
 
     Args:
@@ -113,13 +113,15 @@ def _planned(
             flops=sum(group.flops(update_every)),
             owner=0,
         )
+        cost = cost_of(group, stack.blocks[0].numel * stack.dtype.itemsize)
         for block in stack.blocks:
-            of_params[block.params] = replace(like, names=tuple(names[i] for i in block.params))
-            costs[block.params] = cost_of(group, block.numel * stack.dtype.itemsize)
-    blocks = [of_params[params] for params in sorted(of_params)]
+            of_params[block.params] = like
+            costs[block.params] = cost
+    blocks = []
     shares: list[list[PlannedBlock]] = [[] for _ in range(world_size)]
-    for i, owner in enumerate(assign([costs[params] for params in sorted(of_params)], world_size)):
-        blocks[i] = replace(blocks[i], owner=owner)
-        shares[owner].append(blocks[i])
+    in_order = sorted(of_params)
+    for params, owner in zip(in_order, assign([costs[params] for params in in_order], world_size), strict=True):
+        blocks.append(replace(of_params[params], names=tuple(names[i] for i in params), owner=owner))
+        shares[owner].append(blocks[-1])
     ranks = tuple(Rank(len(s), sum(b.bytes for b in s), sum(b.flops for b in s)) for s in shares)
     return Plan(structure, tuple(blocks), ranks)

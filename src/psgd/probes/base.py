@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..criteria import WITHOUT_SOLVES, Criterion
 from ..groups.axes import restrict, support
 from ..groups.base import Groups, Preconditioned
+from ..ops.agreement import Fact, compare
 from ..ops.distributed import average_, is_dtensor, several_ranks
 from ..tangent import Tangent, largest
 from .closures import Closure
@@ -211,7 +212,14 @@ class Probe(ABC):
                     stacklevel=2,
                 )
             return
-        average_([g for g in evaluation.grads if g is not None], self.group)
+        grads = [g for g in evaluation.grads if g is not None]
+        facts = [
+            Fact(lambda i: f"whether parameter {i} has a gradient", [g is not None for g in evaluation.grads]),
+            Fact(lambda i: f"the parameter of pair {i}", list(evaluation.pairs)),
+        ]
+        advice = f"{type(self).__name__} can average what all ranks have"
+        compare("closure", facts, advice, None, self.group, (grads or [evaluation.loss])[0].device)
+        average_(grads, self.group)
         average_([dgrad for _, dgrad in evaluation.pairs.values()], self.group)
 
     def damp(self, dtheta: Tensor, dgrad: Tensor) -> tuple[Tensor, Tensor]:

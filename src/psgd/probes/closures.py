@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor
@@ -18,14 +19,24 @@ def evaluate(closure: Closure) -> Any:
         return closure()
 
 
-def evaluate_backward(closure: Closure, params: Sequence[Tensor], probe: str) -> Any:
-    """Call an ordinary closure (zero_grad, backward, return the loss) and check that it made gradients.
+def evaluate_loss(closure: Closure, probe: str) -> Any:
+    """Call an ordinary closure (zero_grad, backward, return the loss) and check that it returned a loss.
 
-    A closure that returns None has no loss, as with frameworks that leave out a mini-batch; the gradients that are
-    present are then used.
+    A closure that returns None has no loss, as with frameworks that leave out a mini-batch.
     """
-    before = [(p.grad, None if p.grad is None else p.grad._version) for p in params]
     loss = evaluate(closure)
+    if loss is None or isinstance(loss, Tensor) or _number(loss) is not None:
+        return loss
+    raise ValueError(
+        f"closure: it returned {describe(loss)}; {probe} wants the loss alone, a tensor or a number, or None, as one "
+        "that is not finite calls off the step"
+    )
+
+
+def evaluate_backward(closure: Closure, params: Sequence[Tensor], probe: str) -> Any:
+    """Call an ordinary closure, and check that it made gradients; without a loss those that are present are used."""
+    before = [(p.grad, None if p.grad is None else p.grad._version) for p in params]
+    loss = evaluate_loss(closure, probe)
     if loss is None:
         return None
     for p, (grad, version) in zip(params, before, strict=True):
@@ -52,7 +63,7 @@ def evaluate_forward(closure: Closure, start: Gradients, who: str) -> Tensor:
         )
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise ValueError(
-            f"closure: it returned {_name(loss)}; {who} wants the loss as a tensor with one element that "
+            f"closure: it returned {describe(loss)}; {who} wants the loss as a tensor with one element that "
             "still knows its graph (no .item(), no .detach())"
         )
     return loss
@@ -78,7 +89,28 @@ def differentiate(
         ) from error
 
 
-def _name(value: object) -> str:
+def describe(value: object) -> str:
+    """What a closure returned, in a few words."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} with requires_grad={value.requires_grad}"
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with the keys {', '.join(map(repr, value))}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)} items"
     return repr(value)
+
+
+def is_finite(loss: Any) -> bool:
+    """Whether a loss that is no tensor is finite; what is no number, such as None, has nothing against a step."""
+    number = _number(loss)
+    return number is None or math.isfinite(number)
+
+
+def _number(value: Any) -> float | None:
+    """Value of a number of Python or NumPy, or None if it is no number."""
+    try:
+        return float(value) if isinstance(value, SupportsFloat) else None
+    except OverflowError:  # an integer that no float can hold
+        return math.inf
+    except (TypeError, ValueError):  # an array of several numbers
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -52,7 +53,8 @@ class FiniteDifference(Probe):
         if group is not None and not batched:
             raise ValueError("group: only FiniteDifference(batched=True) wants one; else backward() averages gradients")
         self.group = group
-        if std is not None and not (isinstance(std, (int, float)) and 0 < std < float("inf")):
+        is_number = isinstance(std, (int, float)) and not isinstance(std, bool)
+        if std is not None and not (is_number and 0 < std <= sys.float_info.max):
             raise ValueError(f"std={std!r}: FiniteDifference wants a positive number, or None")
         if module is not None and not isinstance(module, nn.Module):
             raise TypeError(f"module={module!r}: FiniteDifference wants a torch.nn.Module, or None")

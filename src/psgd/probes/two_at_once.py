@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from ..ops.real import as_real, from_real
+from .closures import describe
 
 #: name of the probe in errors
 WHO = "FiniteDifference(batched=True)"
@@ -83,7 +84,7 @@ def _two_gradients(
         loss = functional_call(holder, swapped, (closure,), tie_weights=False)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise ValueError(
-                f"closure: it returned {_describe(loss)}; {WHO} wants the loss as a tensor with one element"
+                f"closure: it returned {describe(loss)}; {WHO} wants the loss as a tensor with one element"
             )
         replaced.update(name for name, b in given.items() if swapped[name] is not b)
         return loss.reshape(()), {name: swapped[name].detach() for name in given}
@@ -155,7 +156,3 @@ def _explained(error: Exception) -> ValueError:
         f"module: it could not be evaluated for two sets of parameters at once ({str(error).strip()}); "
         "where torch.func.vmap is in the way, FiniteDifference(batched=False) works, with a closure that calls backward"
     )
-
-
-def _describe(value: object) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)

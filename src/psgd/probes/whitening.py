@@ -12,7 +12,7 @@ from ..groups.axes import restrict
 from ..groups.base import Groups, Preconditioned
 from ..groups.inverse_free import Chores
 from .base import Evaluation, Measured, Noise, Probe
-from .closures import Closure, evaluate_backward
+from .closures import Closure, evaluate_loss
 from .noise import mix
 from .restore import Gradients
 
@@ -22,7 +22,8 @@ class Whitening(Probe):
 
     Inverse-free factors use the expectation over ``v`` and draw no random numbers.
 
-    It fits the ordinary loop, ``loss.backward(); optimizer.step()``; a closure may be given but is not needed. There is
+    It fits the ordinary loop, ``loss.backward(); optimizer.step()``; a closure may be given but is not needed, and as
+    with torch's optimizers the gradients are those that are there after it, or none. There is
     no secant equation between ``v`` and ``g``: the criteria ``c1`` and ``c2`` have nothing to fit here. Whitened
     gradients do not become smaller near a minimum, so the learning rate should: 0.003 is a good start, and for large
     models 0.0006.
@@ -51,7 +52,7 @@ class Whitening(Probe):
         loss = None
         if closure is not None:
             start.save()
-            loss = evaluate_backward(closure, params, "Whitening")
+            loss = evaluate_loss(closure, "Whitening")
         return Evaluation(loss, [p.grad for p in params])
 
     def fit_(self, Q: Groups, measured: Measured, criterion: Criterion, lr: float, ok: Tensor) -> Preconditioned | None:

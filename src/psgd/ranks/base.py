@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from ..ops.agreement import Fact
 from ..ops.distributed import is_dtensor, several_ranks
 from ..ops.parameters import Flags
 
@@ -76,8 +77,8 @@ class Ranks:
         """Context manager that keeps an error until all ranks can raise one together; alone it is raised at once."""
         return Caught(keep=False)
 
-    def same(self, what: str, value: Callable[[], Any], advice: str, error: Exception | None = None) -> None:
-        """Raise on all ranks unless all have the same value; a rank with an error raises that error."""
+    def same(self, what: str, facts: Callable[[], list[Fact]], advice: str, error: Exception | None = None) -> None:
+        """Raise on all ranks unless all have the same facts; a rank with an error raises that error."""
         if error is not None:
             raise error
 

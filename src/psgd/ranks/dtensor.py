@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..ops.distributed import slices_of
+
 
 class Exchange(Protocol):
     """Ranks that can send parts of tensors to each other."""
@@ -25,21 +27,6 @@ class Exchange(Protocol):
     def exchange(
         self, outgoing: Sequence[Sequence[Tensor]], counts: Sequence[int], dtype: torch.dtype
     ) -> list[Tensor]: ...
-
-
-def _slices(t: Tensor) -> tuple[slice, ...]:
-    """Slices of a divided tensor that this rank holds."""
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    placements = t.placements  # type: ignore[attr-defined]
-    if t.is_complex() or not all(type(p) in (Replicate, Shard) for p in placements):
-        raise ValueError(
-            f"params: one of {t.dtype} and of shape {tuple(t.shape)} is divided as {placements}; PSGD wants real ones, "
-            "and of each one piece on a rank (Shard and Replicate)"
-        )
-    shape, offset = compute_local_shape_and_global_offset(t.shape, t.device_mesh, placements)  # type: ignore[attr-defined]
-    return tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
 
 
 class Shards:
@@ -56,7 +43,7 @@ class Shards:
         self.owners = owners
         self.shapes = {i: p.shape for i, p in params.items()}
         everyone: list[Any] = [None] * team.size
-        dist.all_gather_object(everyone, {i: _slices(p) for i, p in params.items()}, group=team.group)
+        dist.all_gather_object(everyone, {i: slices_of(p) for i, p in params.items()}, group=team.group)
         #: slices that a rank holds, by rank and position
         self.parts: list[dict[int, tuple[slice, ...]]] = everyone
         #: positions of the parts that a rank sends to their owners; only one rank sends a part that several hold
@@ -64,6 +51,8 @@ class Shards:
         for rank, held in enumerate(self.parts):
             before = self.parts[:rank]
             self.sends.append({i for i, part in held.items() if all(parts[i] != part for parts in before)})
+        for i, shape in self.shapes.items():
+            _check_tiles(shape, [parts[i] for parts in self.parts])
 
     def collect(self, parts: Mapping[int, Sequence[Tensor]], dtype: torch.dtype) -> dict[int, list[Tensor]]:
         """Whole tensors of the blocks of this rank, from the parts on all ranks; several for each parameter."""
@@ -100,3 +89,14 @@ class Shards:
 
 def _numel(part: tuple[slice, ...]) -> int:
     return math.prod(s.stop - s.start for s in part)
+
+
+def _check_tiles(shape: Sequence[int], parts: Sequence[tuple[slice, ...]]) -> None:
+    """Raise unless slices divide every axis into pieces that touch and do not overlap."""
+    for axis, size in enumerate(shape):
+        pieces = sorted({(part[axis].start, part[axis].stop) for part in parts if _numel(part)})
+        if [0, *(stop for _, stop in pieces)] != [*(start for start, _ in pieces), size]:
+            raise ValueError(
+                f"params: one of shape {tuple(shape)} is divided into {pieces} along axis {axis}; PSGD wants pieces "
+                "that touch and do not overlap"
+            )

@@ -6,15 +6,15 @@ a part, as with ``fully_shard``.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..ops.distributed import aligned, is_dtensor, local
+from ..ops.agreement import Fact, RanksDifferError, compare
+from ..ops.distributed import aligned, is_dtensor, local, slices_of
 from ..ops.parameters import Flags, all_finite, subtract_
 from ..ops.real import as_real, precise_dtype
 from .assign import assign
@@ -30,14 +30,8 @@ def ranks_of(shard: Any, params: Sequence[Any]) -> Ranks:
     meshes = list(dict.fromkeys(p.device_mesh for p in tensors if is_dtensor(p)))  # type: ignore[attr-defined]
     if shard is None and not meshes:
         return Alone()
-    if len(meshes) > 1:
-        raise ValueError(f"params: they are divided over {meshes[0]} and over {meshes[1]}; PSGD wants one mesh")
-    group = _group(meshes[0] if shard is None else shard)
-    if meshes and sorted(dist.get_process_group_ranks(group)) != sorted(meshes[0].mesh.flatten().tolist()):
-        raise ValueError(
-            f"shard={shard!r}: its ranks are {dist.get_process_group_ranks(group)}, but the parameters are divided "
-            f"over {meshes[0]}; PSGD wants the same ranks, or shard=None"
-        )
+    # With tensor parallelism some parameters are divided over all axes of a mesh, others over one of them.
+    group = _group(max(meshes, key=lambda mesh: mesh.size()) if shard is None else shard)
     return Team(group, tensors[0].device)
 
 
@@ -67,6 +61,18 @@ class Team(Ranks):
         self._shards: Shards | None = None
         #: positions of the parameters that move in this step, on all ranks
         self._moving: list[int] = []
+
+    def check_new(self, params: Iterable[Tensor], where: str) -> None:
+        ours = set(dist.get_process_group_ranks(self.group))
+        for p in params:
+            if is_dtensor(p):
+                mesh = p.device_mesh  # type: ignore[attr-defined]
+                if not ours.issuperset(mesh.mesh.flatten().tolist()):
+                    raise ValueError(
+                        f"params{where}: some are divided over {mesh}, but ranks {sorted(ours)} share the work; PSGD "
+                        "wants one mesh that all others are parts of, or shard= with the ranks of all meshes"
+                    )
+                slices_of(p)
 
     def keep(self, blocks: Sequence[T], positions: Callable[[T], Sequence[int]], cost: Callable[[T], float]) -> list[T]:
         costs = [cost(block) for block in blocks]
@@ -160,25 +166,12 @@ class Team(Ranks):
     def check_copy(self) -> None:
         raise TypeError("PSGD: ranks share this one, so it cannot be copied or pickled; use its state_dict()")
 
-    def same(self, what: str, value: Callable[[], Any], advice: str, error: Exception | None = None) -> None:
-        """Raise on all ranks unless all have the same value, compared by its ``repr``; this makes the host wait.
-
-        A rank with an error raises that error, and makes its value differ from those of the others.
-        """
-        told = (value(), sorted(self.owners.items()), error and self.rank)
-        digest = int.from_bytes(hashlib.sha256(repr(told).encode()).digest()[:7], "big")
-        both = torch.tensor([digest, -digest], dtype=torch.int64, device=self.device)
-        dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
-        largest, least = both.tolist()
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame, and that what the closure made
-        if largest != -least:
-            raise RuntimeError(
-                f"{what}: not the same on all {self.size} ranks, or failed on another (this is {self.rank}); {advice}"
-            )
+    def same(self, what: str, facts: Callable[[], list[Fact]], advice: str, error: Exception | None = None) -> None:
+        if isinstance(error, RanksDifferError):  # the others raise it too
+            raise error
+        owned = Fact(lambda k: f"the owner of parameter {list(self.owners)[k]}", list(self.owners.values()))
+        known = [*facts(), owned] if error is None else []
+        compare(what, known, advice, error, self.group, self.device)
 
     def together(self, error: Exception | None, what: str) -> None:
         """Raise an error on the rank where it occurred, and on all others one that says so."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..groups import Group
 from . import options
 
 #: entries that a state may lack: those of options not in use, and those that older versions did not write
@@ -41,25 +42,30 @@ def checked_groups(
 
 
 def checked_state(
-    saved: Mapping[str, Any], expected: Sequence[Mapping[str, Tensor]], frozen: Sequence[bool]
+    saved: Mapping[str, Any],
+    expected: Sequence[Mapping[str, Tensor]],
+    templates: Sequence[Group | None],
+    frozen: Sequence[bool],
 ) -> list[dict[str, Tensor]]:
-    """Copies of the saved state, one dict for each parameter in order.
+    """Copies of the saved state in the dtypes of this optimizer, one dict for each parameter in order.
 
     Args:
         saved: a state dict whose param groups have been checked
         expected: for each parameter, tensors of the right shape, dtype and device for every entry it may have
+        templates: for each parameter the group of the block whose state it holds, or None
         frozen: for each parameter whether its state may be missing, in which case it gets what is expected
     """
     ids = list(chain.from_iterable(group["params"] for group in saved["param_groups"]))
     state = saved["state"]
-    unknown = [key for key in state if key not in ids]
+    known = set(ids)
+    unknown = [key for key in state if key not in known]
     if unknown:
         raise ValueError(f"state_dict['state'][{unknown[0]!r}]: belongs to no parameter of state_dict['param_groups']")
     return [
-        _checked_entries(state[key], right, f"state_dict['state'][{key!r}]")
+        _checked_entries(state[key], right, template, f"state_dict['state'][{key!r}]")
         if key in state
         else _missing(right, may_be_missing, key)
-        for key, right, may_be_missing in zip(ids, expected, frozen, strict=True)
+        for key, right, template, may_be_missing in zip(ids, expected, templates, frozen, strict=True)
     ]
 
 
@@ -78,7 +84,9 @@ def _other(name: str) -> str:
     return "; saved with another preconditioner, or other blocks?" if name.startswith("Q") else ""
 
 
-def _checked_entries(entries: Mapping[str, Any], right: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
+def _checked_entries(
+    entries: Mapping[str, Any], right: Mapping[str, Tensor], template: Group | None, where: str
+) -> dict[str, Tensor]:
     _check_kind(entries, Mapping, where)
     for name in entries:
         if name not in right:
@@ -87,26 +95,78 @@ def _checked_entries(entries: Mapping[str, Any], right: Mapping[str, Tensor], wh
             )
     copies = {}
     for name, like in right.items():
-        if name not in entries:
-            if name not in _OPTIONAL:
-                raise ValueError(f"{where}[{name!r}]: missing{_other(name)}")
-            if name == "skipped":
-                copies[name] = torch.zeros_like(like)
-            continue
-        value = entries[name]
-        if not isinstance(value, Tensor):
-            raise ValueError(f"{where}[{name!r}]: {type(value).__name__} where a tensor should be")
-        if value.shape != like.shape or value.dtype != like.dtype:
-            raise ValueError(
-                f"{where}[{name!r}]: {value.dtype} of shape {tuple(value.shape)}; "
-                f"this optimizer has {like.dtype} of shape {tuple(like.shape)}{_other(name)}"
-            )
-        copies[name] = value.detach().to(like.device, copy=True)
+        if name in entries:
+            copies[name] = _converted(entries[name], like, name, where)
+        elif name == "skipped":
+            copies[name] = torch.zeros_like(like)
+        elif name not in _OPTIONAL:
+            raise ValueError(f"{where}[{name!r}]: missing{_other(name)}")
     if ("momentum" in copies) != ("momentum_weight" in copies):
         raise ValueError(f"{where}['momentum']: it comes with 'momentum_weight', or not at all")
+    if template is not None and not any(copy.is_meta for copy in copies.values()):
+        fault = template.bind({name: copies[name][None] for name in template.buffers()}).fault()
+        if fault is not None:
+            names, why = fault
+            raise ValueError(f"{where}[{', '.join(map(repr, names))}]: {why}; PSGD cannot go on from it")
     return copies
+
+
+def _converted(value: Any, like: Tensor, name: str, where: str) -> Tensor:
+    """Copy of a saved tensor with the dtype and device that it has here, checked number by number."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{where}[{name!r}]: {type(value).__name__} where a tensor should be")
+    if value.shape != like.shape or _kind_of(value) != _kind_of(like):
+        raise ValueError(
+            f"{where}[{name!r}]: {value.dtype} of shape {tuple(value.shape)}; "
+            f"this optimizer has {like.dtype} of shape {tuple(like.shape)}{_other(name)}"
+        )
+    copy = value.detach().to(like.device, like.dtype, copy=True)
+    if copy.is_meta:  # there are no numbers
+        return copy
+    if name in ("step", "skipped") and int(copy) < 0:
+        raise ValueError(f"{where}[{name!r}]: {int(copy)}; PSGD wants a count of at least 0")
+    if not bool(torch.isfinite(copy).all()):
+        lost = bool(torch.isfinite(value).all())
+        why = f"too large for {like.dtype}, to which it is converted" if lost else "not finite"
+        raise ValueError(f"{where}[{name!r}]: {why}; PSGD cannot go on from it")
+    if name == "momentum_weight" and not 0 <= float(copy) < 1.001:
+        raise ValueError(f"{where}[{name!r}]: {float(copy)}; PSGD wants a sum of weights, between 0 and 1")
+    return copy
+
+
+def _kind_of(value: Tensor) -> str:
+    """Kind of numbers: within a kind, values are converted."""
+    if value.is_complex() or value.is_floating_point():
+        return "complex" if value.is_complex() else "real"
+    return "flag" if value.dtype == torch.bool else "whole"
 
 
 def copied(state: Mapping[Tensor, Mapping[str, Tensor]]) -> defaultdict[Tensor, dict[str, Tensor]]:
     """Copies of all tensors of a state: a view of a stack would be pickled with the whole stack."""
     return defaultdict(dict, {p: {k: v.clone() for k, v in entries.items()} for p, entries in state.items()})
+
+
+def apart(_: object, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """State dict whose tensors can be saved one by one: ``torch.save`` of a view would write the stack that it is of.
+
+    The tensors lie where they lay and are not copied, but each has a storage of its own that ends where it ends.
+    """
+    state = {
+        key: {k: _alone(v) if isinstance(v, Tensor) else v for k, v in entries.items()}
+        if isinstance(entries, Mapping)
+        else entries
+        for key, entries in state_dict["state"].items()
+    }
+    return {**state_dict, "state": state}
+
+
+def _alone(view: Tensor) -> Tensor:
+    if view.device.type not in ("cpu", "cuda") or type(view) is not Tensor or view.numel() == 0:
+        return view
+    storage = view.untyped_storage()
+    size = sum((n - 1) * stride for n, stride in zip(view.shape, view.stride(), strict=True)) + 1
+    first, stop = (i * view.itemsize for i in (view.storage_offset(), view.storage_offset() + size))
+    if (first, stop) == (0, storage.nbytes()):
+        return view
+    same_memory = torch.empty(0, dtype=view.dtype, device=view.device)
+    return same_memory.set_(storage[first:stop], 0, view.shape, view.stride())

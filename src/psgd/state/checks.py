@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..blocks import Block
 from ..groups import Structure
+from ..probes.closures import is_finite
 from .memory import available_bytes, readable
 
 Kind = tuple[torch.Size, torch.dtype, torch.device]
@@ -130,8 +131,11 @@ def fits_memory(structure: Structure, blocks: Iterable[tuple[Block, torch.dtype,
     """Raise if ``Q`` of all blocks needs more memory than a device has, before anything is allocated."""
     needed: defaultdict[torch.device, int] = defaultdict(int)
     largest: dict[torch.device, tuple[int, tuple[int, ...]]] = {}
+    sizes: dict[tuple[tuple[int, ...], torch.dtype], int] = {}
     for block, dtype, device in blocks:
-        size = structure.init(block.shape, dtype=dtype, device="meta").nbytes()
+        if (block.shape, dtype) not in sizes:
+            sizes[block.shape, dtype] = structure.init(block.shape, dtype=dtype, device="meta").nbytes()
+        size = sizes[block.shape, dtype]
         needed[device] += size
         largest[device] = max(largest.get(device, (0, ())), (size, block.shape))
     for device, size in needed.items():
@@ -175,7 +179,6 @@ def finite(loss: Any, grads: Mapping[int, Tensor], step: int, name: Callable[[in
     bad = [name(i) for i, grad in grads.items() if not bool(torch.isfinite(grad).all())]
     if bad:
         raise FloatingPointError(f"step {step}: the gradient of {', '.join(bad)} is not finite")
-    if isinstance(loss, (Tensor, int, float)) and not bool(
-        torch.isfinite(loss if isinstance(loss, Tensor) else torch.tensor(loss, device="cpu")).all()
-    ):
-        raise FloatingPointError(f"step {step}: the loss is {float(loss)}")
+    good = bool(torch.isfinite(loss).all()) if isinstance(loss, Tensor) else is_finite(loss)
+    if not good:
+        raise FloatingPointError(f"step {step}: the loss is {loss.tolist() if isinstance(loss, Tensor) else loss}")

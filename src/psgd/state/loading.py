@@ -16,7 +16,7 @@ from .store import Store
 
 @contextmanager
 def loading(optimizer: Optimizer, store: Store, ranks: Ranks) -> Iterator[None]:
-    """Context of torch's own ``load_state_dict``, in which every tensor keeps its dtype.
+    """Context of torch's own ``load_state_dict``, in which tensors get the dtypes that this optimizer has for them.
 
     Torch casts all of them to the dtypes of their parameters, which would round a float32 ``Q`` of a bfloat16 model.
     """
@@ -31,8 +31,8 @@ def loading(optimizer: Optimizer, store: Store, ranks: Ranks) -> Iterator[None]:
             store.notice_changes()
             store.follow_model()
             groups.extend(checkpoint.checked_groups(saved, optimizer.param_groups, optimizer.defaults))
-            expected = [store.expected(i) for i in range(len(store.params))]
-            loaded.extend(checkpoint.checked_state(ranks.own_part(saved), expected, store.may_be_missing()))
+            part = ranks.own_part(saved)
+            loaded.extend(checkpoint.checked_state(part, *store.expected(), store.may_be_missing()))
         checked = True
         # Before any rank installs anything: an error on one of them is one on all.
         ranks.together(caught.error, "load_state_dict")

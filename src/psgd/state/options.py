@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import math
 import numbers
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
+#: largest whole number of an option: what the number of steps, which is an int64, can reach
+_MOST = 2**63 - 1
+
 
 def _number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    """Whether a value is a number that torch computes with: no fraction, and no integer that no float can hold."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    if isinstance(value, numbers.Integral):
+        return abs(int(value)) <= sys.float_info.max
+    return not isinstance(value, numbers.Rational)
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+def _whole(value: Any, least: int, most: int = _MOST) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and least <= int(value) <= most
 
 
 def _rate(value: Any) -> bool:
@@ -33,12 +42,12 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "precond_lr": (lambda v: _number(v) and 0 < v < 1, "a number between 0 and 1, both excluded"),
     "momentum": (lambda v: _number(v) and 0 <= v < 1, "a number of at least 0 and less than 1"),
     "weight_decay": (lambda v: _number(v) and 0 <= v < math.inf, "a finite number of at least 0"),
-    "update_every": (lambda v: _whole(v) and v >= 1, "a whole number of at least 1"),
-    "update_anneal": (lambda v: _whole(v) and v >= 0, "a whole number of at least 0"),
+    "update_every": (lambda v: _whole(v, 1), "a whole number of at least 1 and less than 2⁶³"),
+    "update_anneal": (lambda v: _whole(v, 0), "a whole number of at least 0 and less than 2⁶³"),
     "max_rms": (lambda v: _number(v) and v > 0, "a positive number, which may be infinite"),
     "max_norm": (lambda v: v is None or (_number(v) and v > 0), "a positive number, or None for no limit"),
     "clip_outliers": (lambda v: _number(v) and v > 1, "a number greater than 1, which may be infinite"),
-    "seed": (_whole, "a whole number"),
+    "seed": (lambda v: _whole(v, -(2**63), 2**64 - 1), "a whole number of at least −2⁶³ and less than 2⁶⁴"),
     "maximize": (lambda v: isinstance(v, bool), "True or False"),
 }
 
@@ -51,4 +60,11 @@ def check(options: Mapping[str, Any], where: str = "") -> None:
         if name not in options:
             raise ValueError(f"{name}{where}: missing; PSGD wants {right}")
         if not allowed(options[name]):
-            raise ValueError(f"{name}={options[name]!r}{where}: PSGD wants {right}")
+            raise ValueError(f"{name}={_shown(options[name])}{where}: PSGD wants {right}")
+
+
+def _shown(value: Any) -> str:
+    """Text of a value; of an integer with thousands of digits, which Python does not print, its size."""
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        return f"{'−' if value < 0 else ''}2**{value.bit_length() - 1}…"
+    return repr(value)

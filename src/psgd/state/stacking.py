@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,15 +35,29 @@ def stack_of(
     names = [*template.buffers(), "grad_length"]
     if averaging:
         names += AVERAGE
-        for block, state in zip(blocks, states, strict=True):
-            if "momentum" not in state:
-                state.update(Stack.new_average(block.shape, dtype, device))
+        add_averages(states, blocks[0].shape, dtype, device)
     buffers = {
         name: states[0][name][None].contiguous() if len(states) == 1 else torch.stack([state[name] for state in states])
         for name in names
     }
     average = {name: buffers[name] for name in AVERAGE if averaging}
     return Stack(blocks, template.bind(buffers), average, buffers["grad_length"], dtype)
+
+
+def add_rows(states: Sequence[dict[str, Tensor]], buffers: Mapping[str, Tensor]) -> None:
+    """Give each state, as views under their names, its rows of buffers."""
+    for name, buffer in buffers.items():
+        for state, row in zip(states, buffer.unbind(), strict=True):
+            state[name] = row
+
+
+def add_averages(
+    states: Sequence[dict[str, Tensor]], shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Give each state of a block of one shape an average of no gradients, unless it has an average."""
+    new = [state for state in states if "momentum" not in state]
+    if new:
+        add_rows(new, Stack.new_averages(len(new), shape, dtype, device))
 
 
 def side_by_side(stacks: Sequence[Stack], key: Callable[[Stack], Hashable]) -> list[Stack]:

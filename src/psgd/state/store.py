@@ -16,16 +16,19 @@ from torch import Tensor
 
 from ..blocks import Block, Blocks
 from ..engine.bucket import Bucket
+from ..engine.part import having
 from ..engine.stack import AVERAGE, Stack
-from ..groups import Structure
+from ..groups import Group, Structure
 from ..groups.axes import lower
 from ..normalize import Normalization
 from ..ops import triton
+from ..ops.agreement import Fact, checksum
+from ..ops.distributed import is_dtensor
 from ..ops.real import precise_dtype
 from ..ranks.assign import cost_of
 from ..ranks.base import Ranks
-from . import checks
-from .stacking import side_by_side, stack_of
+from . import checks, options
+from .stacking import add_averages, add_rows, side_by_side, stack_of
 
 
 class Placed(NamedTuple):
@@ -58,6 +61,7 @@ class Store:
         self.structure, self.blocks_of = structure, blocks
         self.precond_dtype, self.normalize = precond_dtype, normalize
         self.ranks = ranks
+        self._templates: dict[tuple[tuple[int, ...], torch.dtype], Group] = {}
         #: state of the optimizer, see ``attach``
         self.state: MutableMapping[Tensor, dict[str, Tensor]] = {}
         self.groups: Sequence[Mapping[str, Any]] = ()
@@ -83,8 +87,8 @@ class Store:
         self.homes: dict[Block, int] = {}
         #: state of each parameter, to notice if it is replaced
         self._entries: list[dict[str, Tensor]] = []
-        #: for each block its state, and name and value of entries that are views of a stack, to notice replaced ones
-        self._views: list[tuple[dict[str, Tensor], str, Tensor]] = []
+        #: for each block its state, and entries of it that are views of a stack, to notice replaced ones
+        self._views: dict[Block, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
         self._stacks: list[Stack] | None = None
         self._buckets: list[Bucket] = []
         self.ranks.reset()
@@ -117,26 +121,36 @@ class Store:
             self.kinds.append(checks.kind(p))
             self.state[p].update(step=self.clock, skipped=self._skip_count(p.device))
             self._entries.append(self.state[p])
+        alike: defaultdict[tuple[Any, ...], list[Block]] = defaultdict(list)
         for block, dtype, device in self.ranks.keep(divided, lambda placed: placed.block.params, self._cost):
-            if not self.structure.inverts:
-                triton.prepare(device, dtype, lower(device, dtype))
             self.blocks.append(block)
             self.homes[block] = self._home(block)
-            state = self.state_of(block)
-            shapes = self.structure.init(block.shape, dtype=dtype, device="meta").buffers()
-            if any(name not in state or state[name].shape != like.shape[1:] for name, like in shapes.items()):
-                Q = self.structure.init(block.shape, dtype=dtype, device=device)
+            alike[block.shape, dtype, self.dtype_of(block), device].append(block)
+        for (shape, dtype, precise, device), blocks in alike.items():
+            if not self.structure.inverts:
+                triton.prepare(device, dtype, lower(device, dtype))
+            states = [self.state_of(block) for block in blocks]
+            right = {name: buffer.shape[1:] for name, buffer in self._template(shape, dtype).buffers().items()}
+            new = [s for s in states if any(name not in s or s[name].shape != right[name] for name in right)]
+            for state in new:
                 for name in state.keys() - {"step", "skipped"}:
                     del state[name]
-                state.update({name: buffer[0] for name, buffer in Q.buffers().items()})
-            if "grad_length" not in state:  # new, or saved by an older version
-                state["grad_length"] = torch.zeros((), dtype=self.dtype_of(block), device=device)
-            if group["momentum"] > 0 and "momentum" not in state:
-                state.update(Stack.new_average(block.shape, self.dtype_of(block), device))
+            if new:
+                add_rows(new, self.structure.init(shape, batch=len(new), dtype=dtype, device=device).buffers())
+            if old := [s for s in states if "grad_length" not in s]:  # also of states saved by an older version
+                add_rows(old, {"grad_length": torch.zeros(len(old), dtype=precise, device=device)})
+            if group["momentum"] > 0:
+                add_averages(states, shape, precise, device)
         self._stacks = None
 
+    def _template(self, shape: tuple[int, ...], dtype: torch.dtype) -> Group:
+        """Group of one block, which tells what its ``Q`` is made of, and uses no memory."""
+        if (shape, dtype) not in self._templates:
+            self._templates[shape, dtype] = self.structure.init(shape, dtype=dtype, device="meta")
+        return self._templates[shape, dtype]
+
     def _cost(self, placed: Placed) -> float:
-        group = self.structure.init(placed.block.shape, dtype=placed.dtype, device="meta")
+        group = self._template(placed.block.shape, placed.dtype)
         return cost_of(group, placed.block.numel * self.dtype_of(placed.block).itemsize)
 
     def _home(self, block: Block) -> int:
@@ -169,21 +183,25 @@ class Store:
 
     def follow_model(self) -> None:
         """Start over if the model was moved or cast before the first step."""
-        if int(self.clock) == 0 and self.kinds != [checks.kind(p) for p in self.params]:
+        if int(self.clock) == 0 and not self._same_kinds():
             self.state.clear()
             self.rebuild()
 
     def check_kinds(self) -> None:
         """Raise if the model was moved or cast after the first step."""
         self.follow_model()
-        now = [checks.kind(p) for p in self.params]
-        if now == self.kinds:
+        if self._same_kinds():
             return
+        now = [checks.kind(p) for p in self.params]
         i = next(i for i, then in enumerate(self.kinds) if now[i] != then)
         raise ValueError(
             f"params: {self.name(i)} was {checks.describe(self.kinds[i])} and is now "
             f"{checks.describe(now[i])}; PSGD wants parameters to stay as they are after the first step"
         )
+
+    def _same_kinds(self) -> bool:
+        """Whether all parameters are what they were when their state was made; a list of them would be garbage."""
+        return all(map(operator.eq, map(checks.kind, self.params), self.kinds))
 
     def _skip_count(self, device: torch.device) -> Tensor:
         if device not in self.skipped:
@@ -207,14 +225,41 @@ class Store:
         name = "" if names is None else f" ({names[i - self.group_of.index(self.group_of[i])]})"
         return f"parameter {i}{name}"
 
-    def expected(self, i: int) -> dict[str, Tensor]:
-        """All entries that the state of a parameter may have."""
-        expected = dict(self.state[self.params[i]])
-        block = next((block for block, home in self.homes.items() if home == i), None)
-        if block is not None and "momentum" not in expected:
-            like = next(v for k, v in expected.items() if k.startswith("Q"))
-            expected |= Stack.new_average(block.shape, self.dtype_of(block), like.device)
-        return expected
+    def facts(self) -> list[Fact]:
+        """Shapes and param groups of all parameters, and the numbers of all param groups."""
+        numbers = [
+            Fact(lambda g, name=name: f"{name} of param group {g}", [group.get(name) for group in self.groups])  # type: ignore[misc]
+            for name in options.NAMES
+        ]
+        shapes = Fact(lambda i: f"the shape of {self.name(i)}", [tuple(kind[0]) for kind in self.kinds])
+        return [shapes, Fact(lambda i: f"the param group of {self.name(i)}", self.group_of), *numbers]
+
+    def contents(self, all_state: bool) -> list[Fact]:
+        """Bits of all parameters of which this rank has the whole and, if all ranks have it, of the state.
+
+        Also whether parameters are frozen or have no gradient: their bits would differ after the next step.
+        """
+        whole = [i for i, p in enumerate(self.params) if not is_dtensor(p)]
+        entries = [(i, name) for i in whole for name in sorted(self.state[self.params[i]])] if all_state else []
+        return [
+            Fact(lambda i: f"whether {self.name(i)} requires a gradient", [p.requires_grad for p in self.params]),
+            Fact(lambda i: f"whether {self.name(i)} has a gradient", [p.grad is not None for p in self.params]),
+            Fact(lambda k: f"the checksum of {self.name(whole[k])}", [checksum(self.params[i]) for i in whole]),
+            Fact(
+                lambda k: f"the checksum of {entries[k][1]} of {self.name(entries[k][0])}",
+                [checksum(self.state[self.params[i]][name]) for i, name in entries],
+            ),
+        ]
+
+    def expected(self) -> tuple[list[dict[str, Tensor]], list[Group | None]]:
+        """For each parameter all entries that its state may have, and the group of the block whose state it holds."""
+        entries = [dict(self.state[p]) for p in self.params]
+        templates: list[Group | None] = [None] * len(entries)
+        for block, i in self.homes.items():
+            like = next(v for k, v in entries[i].items() if k.startswith("Q"))
+            add_averages([entries[i]], block.shape, self.dtype_of(block), like.device)
+            templates[i] = self._template(block.shape, like.dtype)
+        return entries, templates
 
     def may_be_missing(self) -> list[bool]:
         """Whether a checkpoint may lack the state of each parameter: if it is frozen, and others do not need it."""
@@ -226,8 +271,10 @@ class Store:
     def stacks(self) -> list[Stack]:
         """Stacks of blocks of one param group, shape and precision, with their ``Q``; the state holds views of them."""
         # Others may have replaced tensors of the state, as offloading does.
-        if self._stacks is None or any(entries.get(name) is not view for entries, name, view in self._views):
-            self._views = []
+        if self._stacks is None or any(
+            entries.get(name) is not view for entries, views in self._views.values() for name, view in views.items()
+        ):
+            self._views = {}
             self._stacks = self._new_stacks()
             for stack in self._stacks:
                 self._share_views(stack)
@@ -237,20 +284,19 @@ class Store:
     @torch.inference_mode(False)
     @torch.no_grad()
     def _new_stacks(self) -> list[Stack]:
-        alike: defaultdict[tuple[Any, ...], list[Block]] = defaultdict(list)
+        alike: defaultdict[tuple[Any, ...], list[tuple[Block, dict[str, Tensor]]]] = defaultdict(list)
         averaging: set[int] = set()
         for block in self.blocks:
             state = self.state_of(block)
             like = next(v for k, v in state.items() if k.startswith("Q"))
-            group = self.group_of[block.params[0]]
-            alike[block.shape, like.dtype, self.dtype_of(block), like.device, self._kind_of(block)].append(block)
+            kind = self._kind_of(block)
+            alike[block.shape, like.dtype, self.dtype_of(block), like.device, kind].append((block, state))
             if "momentum" in state:
-                averaging.add(group)
+                averaging.add(kind[0])
         stacks = []
-        for (shape, dtype, precise, device, kind), blocks in alike.items():
-            states = [self.state_of(block) for block in blocks]
-            template = self.structure.init(shape, dtype=dtype, device="meta")
-            stacks.append(stack_of(blocks, states, template, precise, device, kind[0] in averaging))
+        for (shape, dtype, precise, device, kind), same in alike.items():
+            blocks, states = zip(*same, strict=True)
+            stacks.append(stack_of(blocks, states, self._template(shape, dtype), precise, device, kind[0] in averaging))
         return side_by_side(stacks, self._key)
 
     def _kind_of(self, block: Block) -> tuple[int, torch.dtype]:
@@ -264,14 +310,13 @@ class Store:
 
     def _share_views(self, stack: Stack) -> None:
         """Make the state of a stack's parameters views of the stack."""
-        for row, block in enumerate(stack.blocks):
-            state = self.state_of(block)
-            views = {name: buffer[row] for name, buffer in stack.buffers().items()}
-            state.update(views)
-            # Tools replace all entries of Q or none: it is enough to watch one of them, and the average.
-            watched = [next(iter(views)), *(name for name in AVERAGE if name in views)]
-            self._views = [entry for entry in self._views if entry[0] is not state]
-            self._views += [(state, name, views[name]) for name in watched]
+        buffers = stack.buffers()
+        # Tools replace all entries of Q or none: it is enough to watch one of them, and the average.
+        watched = [next(iter(buffers)), *(name for name in AVERAGE if name in buffers)]
+        states = [self.state_of(block) for block in stack.blocks]
+        add_rows(states, buffers)
+        for block, state in zip(stack.blocks, states, strict=True):
+            self._views[block] = (state, {name: state[name] for name in watched})
 
     def _new_buckets(self, stacks: Sequence[Stack]) -> list[Bucket]:
         alike: defaultdict[tuple[Any, ...], list[Stack]] = defaultdict(list)
@@ -289,7 +334,7 @@ class Store:
             if not stack.average and self.options_of(stack.positions[0])["momentum"]:
                 stack.start_average()
                 self._share_views(stack)
-        some = [bucket.having(given) for bucket in self._buckets]
+        some = [having(bucket, given) for bucket in self._buckets]
         if all(map(operator.is_, some, self._buckets)):
             return self._buckets
         return [bucket for bucket in some if bucket is not None]

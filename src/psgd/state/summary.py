@@ -25,7 +25,7 @@ def table(stacks: Sequence[Stack], params: Sequence[Tensor]) -> str:
     lines = []
     total = 0
     for stack in stacks:
-        size = sum(buffer.nbytes for buffer in stack.buffers().values())
+        size = stack.nbytes()
         total += size
         times = f"{len(stack.blocks)} × " if len(stack.blocks) > 1 else ""
         shape = tuple(stack.blocks[0].shape)

@@ -1,0 +1,50 @@
+"""Blocks of one shape in arrays with a leading dimension."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from psgd import Kronecker
+from psgd.blocks import Joint, PerTensor
+from psgd.engine.stack import Stack
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("count", [1, 3])
+def test_whatever_is_packed_has_the_precision_of_the_steps(dtype: torch.dtype, count: int):
+    params = [torch.randn(2, 3).to(dtype) for _ in range(count)]
+    blocks = PerTensor().divide(list(enumerate(params)))
+    Q = Kronecker().init((2, 3), batch=count, dtype=torch.float32, device="cpu")
+    packed = Stack(blocks, Q, {}, torch.float64).pack(dict(enumerate(params)))
+    assert packed.dtype == torch.float64
+    assert torch.equal(packed, torch.stack(params).double())
+
+
+def test_unpacking_undoes_packing_and_what_is_left_out_is_zero():
+    params = {i: torch.randn(shape) for i, shape in enumerate([(2, 3), (4,)])}
+    (block,) = Joint().divide(list(params.items()))
+    stack = Stack([block], Kronecker().init(block.shape, dtype=torch.float32, device="cpu"), {}, torch.float32)
+    assert all(torch.equal(part, params[i]) for i, part in stack.unpack(stack.pack(params)))
+    some = dict(stack.unpack(stack.pack({1: params[1]})))
+    assert torch.equal(some[0], torch.zeros(2, 3))
+    assert torch.equal(some[1], params[1])
+
+
+def test_a_block_is_given_if_any_of_its_parameters_is():
+    (block,) = Joint().divide([(i, torch.ones(2)) for i in range(3)])
+    stack = Stack([block], Kronecker().init(block.shape, dtype=torch.float32, device="cpu"), {}, torch.float32)
+    assert stack.having({1, 7}) == [0]
+    assert stack.having({7}) == []
+
+
+def test_rows_are_put_back_where_they_were_taken():
+    blocks = PerTensor().divide([(i, torch.ones(2)) for i in range(4)])
+    stack = Stack(blocks, Kronecker().init((2,), batch=4, dtype=torch.float32, device="cpu"), {}, torch.float32)
+    part = stack.select([0, 3])
+    assert part.positions == [0, 3]
+    (whole,), (some,) = stack.buffers().values(), part.buffers().values()
+    some.copy_(torch.tensor([5.0, 6.0]).view(2, 1, 1).expand(2, 2, 2))
+    assert torch.equal(whole, torch.eye(2).expand(4, 2, 2))
+    stack.put_back_([0, 3], part)
+    assert whole[:, 0, 0].tolist() == [5.0, 1.0, 1.0, 6.0]

@@ -51,8 +51,10 @@ class PSGD(Optimizer):
         criterion: criterion that ``P`` is fitted to: ``c3``, ``c1`` or ``c2``
         probe: source of the pairs that ``P`` is fitted to: ``FiniteDifference``, ``HessianVector`` or ``Whitening``
         blocks: rule for which parameters share a ``Q``: ``PerTensor``, ``Joint`` or ``Affine``
-        precond_lr: normalised step size of ``Q``, between 0 and 1; by default 0.1 for inverse-free factors, 0.3 if
-            they whiten, and 0.01 for all others
+        precond_lr: normalised step size of ``Q``, between 0 and 1; by default 0.1 for inverse-free factors and 0.01 for
+            all others
+        precond_boost: factor of ``precond_lr`` in the first 150 updates of ``Q``; half-way to 1 in the next 150. By
+            default 3 if ``precond_lr`` is left to the optimizer and inverse-free factors whiten, else 1.
         precond_dtype: dtype of ``Q`` and of the products with it, such as ``torch.bfloat16``; by default that of the
             parameters, but at least float32
         normalize: normalisation of the step of ``Q``: ``MaxAbs`` (the default), ``MaxDiag`` or ``Spectral``;
@@ -120,6 +122,7 @@ class PSGD(Optimizer):
         probe: Probe = FiniteDifference(),
         blocks: Blocks = PerTensor(),
         precond_lr: float | None = None,
+        precond_boost: float | None = None,
         precond_dtype: torch.dtype | None = None,
         normalize: Normalization | None = None,
         momentum: float | None = None,
@@ -145,9 +148,11 @@ class PSGD(Optimizer):
             "cuda_graph": bool(cuda_graph),
             "error_if_nonfinite": bool(error_if_nonfinite),
         }
+        boost = preconditioner.precond_boost(probe.whitens) if precond_lr is None else 1.0
         numbers = {
             "lr": lr,
             "precond_lr": preconditioner.precond_lr(probe.whitens) if precond_lr is None else precond_lr,
+            "precond_boost": boost if precond_boost is None else precond_boost,
             "momentum": probe.momentum if momentum is None else momentum,
             "weight_decay": weight_decay,
             "update_every": update_every,

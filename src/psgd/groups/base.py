@@ -179,6 +179,10 @@ class Structure(ABC):
         """Step size of ``Q`` where PSGD is not told otherwise: the paper's."""
         return 0.01
 
+    def precond_boost(self, whitening: bool) -> float:
+        """Factor of that step size while ``Q`` is young, where PSGD is not told otherwise."""
+        return 1.0
+
     #: whether ``Q`` may be any matrix, so that it has room for all that one pair says
     universal: bool = False
 

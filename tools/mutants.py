@@ -363,7 +363,7 @@ MUTANTS = [
     ),
     *of(
         "groups/pooled.py",
-        "groups/test_pooled.py",
+        "groups/test_pooled.py::test_what_is_not_usable_changes_no_bit",
         ("a gradient that vanished is followed", "(rms > eps**2)", "(rms > 0)"),
         ("a gradient that exploded is followed", " & (rms < eps**-2)", ""),
     ),
@@ -904,12 +904,12 @@ MUTANTS = [
     # Planning.
     *of(
         "planning/plan.py",
-        "planning/test_plan.py",
+        "planning/test_plan.py::test_a_budget_is_kept_and_used",
         ("a budget must not be used up", "if found.bytes_per_rank <= most:", "if found.bytes_per_rank < most:"),
     ),
     *of(
         "planning/result.py",
-        "planning/test_plan.py",
+        "planning/test_plan.py::test_ranks_are_the_sums_of_their_blocks",
         ("the balance of one rank", "max(costs) * len(costs) / sum(costs)", "max(costs) / sum(costs)"),
         (
             "the rank that has least",
@@ -951,11 +951,7 @@ MUTANTS = [
         "minimizing/metric.py",
         "minimizing/test_metric.py",
         ("units the other way round", "self.unit = size / change", "self.unit = change / size"),
-        (
-            "a pair fits without a limit of its step",
-            "lr = min(rate, self.cap)",
-            "lr = rate",
-        ),
+        ("a pair fits without a limit of its step", "lr = min(rate, self.cap)", "lr = rate"),
     ),
     *of(
         "minimizing/objective.py",
@@ -1015,7 +1011,7 @@ MUTANTS = [
     ),
     *of(
         "monitor/watcher.py",
-        "monitor/test_monitor.py",
+        "monitor/test_monitor.py::test_the_loss_is_told_after_the_step",
         ("the last step is recorded again", "-(-step // self.every) * self.every", "step // self.every * self.every"),
     ),
     # Diagnostics.

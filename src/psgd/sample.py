@@ -48,7 +48,9 @@ def measure(
             start = Gradients(store.params)
             now, draw = int(store.clock), _noise(store)
             sample.due = {
-                g: probe.chores(now, rate_of_Q(group, now)) for g, group in enumerate(store.groups) if is_due(group, now)
+                g: probe.chores(now, rate_of_Q(group, now))
+                for g, group in enumerate(store.groups)
+                if is_due(group, now)
             }
             moved = [i for i, g in enumerate(store.group_of) if g in sample.due and 0 not in store.kinds[i][0]]
             sample.evaluation = probe(closure, store.params, moved, lambda i: part_of(draw(i), store.params[i]), start)

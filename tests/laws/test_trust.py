@@ -197,6 +197,14 @@ def test_one_outlier_costs_a_few_steps(options, outlier):
     assert run.skipped <= 1
 
 
+def test_an_outlier_does_not_open_the_door_to_the_next():
+    run, calm = (Regression(lr=3e-3, probe=Whitening()) for _ in range(2))
+    for t in range(140):
+        run.step(factor=1e8 if t in (100, 110) else 1.0)
+        calm.step()
+    assert run.loss() < 1.1 * calm.loss()
+
+
 def test_a_gradient_whose_length_is_not_finite_is_named():
     run = Regression(lr=3e-3, probe=Whitening(), error_if_nonfinite=True)
     run.step()

@@ -131,6 +131,8 @@ def _converted(value: Any, like: Tensor, name: str, where: str) -> Tensor:
         raise ValueError(f"{where}[{name!r}]: {why}; PSGD cannot go on from it")
     if name == "momentum_weight" and not 0 <= float(copy) < 1.001:
         raise ValueError(f"{where}[{name!r}]: {float(copy)}; PSGD wants a sum of weights, between 0 and 1")
+    if name == "grad_length" and float(copy) < 0:
+        raise ValueError(f"{where}[{name!r}]: {float(copy)}; PSGD wants a length of at least 0")
     return copy
 
 

@@ -68,25 +68,43 @@ def at(address: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=dtype)
 
 
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Tensors among arguments or results of an operation."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
 class Recording:
-    """What a graph would do. The first replay is the recording itself, which has been done already."""
+    """What a graph would do. The first replay is the recording itself, which has been done already.
+
+    Which tensors an operation makes, and which tensors there are, is found once: it costs more than the operations do.
+    """
 
     def __init__(self, done: list[tuple[Any, ...]]) -> None:
-        self.done = done
+        self.done = [
+            (function, args, kwargs, self.made_by(function, result)) for function, args, kwargs, result in done
+        ]
+        self.tensors = tuple({id(t): t for _, *rest in done for t in tensors_in(rest)}.values())
         self.replays = 0
+
+    @staticmethod
+    def made_by(function: Any, result: Any) -> list[torch.Tensor]:
+        """Tensors that the operation made, which are not a part of its arguments."""
+        if result is None or any(r.alias_info is not None for r in function._schema.returns):
+            return []
+        return tensors_in(result)
 
     def replay(self) -> None:
         self.replays += 1
         if self.replays == 1:
             return
-        written = [t for _, *rest in self.done for t in tree_leaves(rest) if isinstance(t, torch.Tensor)]
-        with torch.autograd._unsafe_preserve_version_counter(tuple(written)):
-            for function, args, kwargs, result in self.done:
+        with torch.autograd._unsafe_preserve_version_counter(self.tensors):
+            for function, args, kwargs, made in self.done:
                 again = function(*args, **kwargs)
-                if result is not None and not any(r.alias_info is not None for r in function._schema.returns):
-                    for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
-                        if isinstance(old, torch.Tensor):
-                            old.copy_(new)
+                if made:
+                    for old, new in zip(made, tensors_in(again), strict=True):
+                        old.copy_(new)
 
 
 class Emulated(Graphs):

@@ -345,7 +345,7 @@ def test_pairs_that_say_nothing_are_known_as_such():
 def test_damping_bounds_p_where_there_is_no_curvature():
     theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
     optimizer = PSGD([theta], lr=0.0, probe=HessianVector(damping=1e-2), precond_lr=0.05)
-    for _ in range(3000):
+    for _ in range(1000):
         optimizer.step(lambda: 3.0 * theta[0] ** 2)
     Q = optimizer.state[theta]["Q0_root"]
     P = Q.mT @ Q

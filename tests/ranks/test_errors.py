@@ -59,6 +59,8 @@ NUMBERS = {
     "max_norm": (1.0, None),
     "seed": (0, 1),
     "maximize": (False, True),
+    "precond_boost": (1.0, 2.0),
+    "clip_outliers": (3.0, 4.0),
 }
 
 

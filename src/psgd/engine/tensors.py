@@ -33,14 +33,17 @@ class Tensors:
 
     def lengths(self, bucket: Bucket) -> Tensor:
         """Length of each block of a bucket; not finite if an element is not, or if its square overflows."""
-        given = [as_real(self.by_position[i]) for i in bucket.positions if i in self.by_position]
-        each = torch.stack(torch._foreach_norm(given, 2, bucket.dtype))
-        if bucket.single and len(each) == len(bucket.positions):
-            return each
-        rest, zero = iter(each), each.new_zeros(())
+        given = [i for i in bucket.positions if i in self.by_position]
+        norms = torch._foreach_norm([as_real(self.by_position[i]) for i in given], 2, bucket.dtype)
+        if bucket.single and len(given) == len(bucket.positions):
+            return torch.stack(norms)
+        found, zero = dict(zip(given, norms, strict=True)), torch.zeros_like(norms[0])
+        each = [found.get(i, zero) for i in bucket.positions]
+        if bucket.single:
+            return torch.stack(each)
+        parts = iter(each)
         blocks = [block for stack in bucket.stacks for block in stack.blocks]
-        parts = [[next(rest) if i in self.by_position else zero for i in block.params] for block in blocks]
-        return torch.stack([torch.stack(of_block).norm() for of_block in parts])
+        return torch.stack([torch.stack([next(parts) for _ in block.params]).norm() for block in blocks])
 
     def support(self, bucket: Bucket) -> list[list[Tensor] | None]:
         """Slices of each stack that are not zero, see ``Measured``."""

@@ -68,25 +68,43 @@ def at(address: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=dtype)
 
 
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Tensors among arguments or results of an operation."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
 class Recording:
-    """What a graph would do. The first replay is the recording itself, which has been done already."""
+    """What a graph would do. The first replay is the recording itself, which has been done already.
+
+    Which tensors an operation makes, and which tensors there are, is found once: it costs more than the operations do.
+    """
 
     def __init__(self, done: list[tuple[Any, ...]]) -> None:
-        self.done = done
+        self.done = [
+            (function, args, kwargs, self.made_by(function, result)) for function, args, kwargs, result in done
+        ]
+        self.tensors = tuple({id(t): t for _, *rest in done for t in tensors_in(rest)}.values())
         self.replays = 0
+
+    @staticmethod
+    def made_by(function: Any, result: Any) -> list[torch.Tensor]:
+        """Tensors that the operation made, which are not a part of its arguments."""
+        if result is None or any(r.alias_info is not None for r in function._schema.returns):
+            return []
+        return tensors_in(result)
 
     def replay(self) -> None:
         self.replays += 1
         if self.replays == 1:
             return
-        written = [t for _, *rest in self.done for t in tree_leaves(rest) if isinstance(t, torch.Tensor)]
-        with torch.autograd._unsafe_preserve_version_counter(tuple(written)):
-            for function, args, kwargs, result in self.done:
+        with torch.autograd._unsafe_preserve_version_counter(self.tensors):
+            for function, args, kwargs, made in self.done:
                 again = function(*args, **kwargs)
-                if result is not None and not any(r.alias_info is not None for r in function._schema.returns):
-                    for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
-                        if isinstance(old, torch.Tensor):
-                            old.copy_(new)
+                if made:
+                    for old, new in zip(made, tensors_in(again), strict=True):
+                        old.copy_(new)
 
 
 class Emulated(Graphs):
@@ -136,9 +154,33 @@ def subtract_(
 
 
 @kernel
-def check_(self: TensorTable, sources: Addresses, usable: torch.Tensor) -> None:
-    for address, (_, numel, *_) in zip(sources.place.tolist(), blocks_of(self), strict=True):
-        usable &= at(address, numel, self.dtype).isfinite().all()
+def _lengths(self: TensorTable, sources: Addresses, lengths: torch.Tensor, has_zeros: torch.Tensor) -> None:
+    for b, (address, (_, numel, *_)) in enumerate(zip(sources.place.tolist(), blocks_of(self), strict=True)):
+        x = at(address, numel, self.dtype)
+        lengths[b] = torch.linalg.vector_norm(x, dtype=lengths.dtype)
+        has_zeros[b] = (x == 0).any()
+
+
+def lengths(self: TensorTable, sources: Addresses, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    results = torch.empty(len(self.blocks), dtype=dtype), torch.empty(len(self.blocks), dtype=torch.uint8)
+    _lengths(self, sources, *results)
+    return results
+
+
+@kernel
+def _support(self: TensorTable, sources: Addresses, has_zeros: torch.Tensor, flags: torch.Tensor) -> None:
+    for b, (address, (_, numel, *_)) in enumerate(zip(sources.place.tolist(), blocks_of(self), strict=True)):
+        x, i = at(address, numel, self.dtype), torch.arange(numel)
+        for first, n, after in self.axes[b].tolist():
+            flags[first : first + n] = 0 if has_zeros[b] else 1
+            if n:
+                flags[first + (i // after % n)[x != 0]] = 1
+
+
+def support(self: TensorTable, sources: Addresses, has_zeros: torch.Tensor) -> torch.Tensor:
+    flags = torch.empty(len(self.owners))
+    _support(self, sources, has_zeros, flags)
+    return flags
 
 
 @kernel
@@ -154,12 +196,14 @@ def average_(
     means: Addresses,
     dtype: torch.dtype,
     weight: torch.Tensor,
+    factor: torch.Tensor,
     usable: torch.Tensor,
 ) -> None:
-    each = zip(sources.place.tolist(), means.place.tolist(), weight, blocks_of(self), strict=True)
-    for source, mean, w, (_, numel, *_) in each:
+    each = zip(sources.place.tolist(), means.place.tolist(), weight, factor, blocks_of(self), strict=True)
+    for source, mean, w, f, (_, numel, *_) in each:
         m = at(mean, numel, dtype)
-        m.copy_(torch.where(usable, torch.lerp(m, at(source, numel, self.dtype).to(dtype), w.to(dtype)), m))
+        x = at(source, numel, self.dtype).to(dtype) * f
+        m.copy_(torch.where(usable, torch.lerp(m, x, w.to(dtype)), m))
 
 
 @contextmanager
@@ -177,7 +221,7 @@ def emulated_graphs(graphs: type[Emulated] = Emulated) -> Iterator[Counter[str]]
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         for module in (psgd.engine.bucket, psgd.engine.recorder):
             patch.setattr(module, "ready", lambda device, kernel: True)
-        for function in (subtract_, check_, gather, average_):
+        for function in (subtract_, lengths, support, gather, average_):
             patch.setattr(TensorTable, function.__name__, function)
         patch.setattr(psgd.engine.recorder, "Graphs", graphs)
         yield Emulated.total

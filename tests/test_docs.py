@@ -110,11 +110,12 @@ def paired() -> dict[Any, list[tuple[int, ...]]]:
     return line_of_shapes
 
 
-#: laws for some structures only: of coordinates of their own, of several factors, and of recorded steps
+#: laws for some structures only: of coordinates of their own, of several factors, of recorded steps, and of pools
 ELSEWHERE = {
     "test_in_its_own_coordinates_a_step_is_along_the_tangent",
     "test_factors_are_kept_in_balance_and_the_product_keeps_every_bit",
     "test_the_same_holds_for_recorded_steps",
+    "test_the_same_holds_in_single_precision",
 }
 
 

@@ -479,7 +479,7 @@ def images(step: int) -> Tensor:
 
 def convolutions() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Tanh(), nn.ConvTranspose2d(8, 3, 3))
+    return nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Tanh(), nn.ConvTranspose2d(8, 3, 3))
 
 
 def autoencode(model: nn.Module, steps: int, channels_last: bool = False) -> list[float]:

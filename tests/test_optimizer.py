@@ -707,9 +707,9 @@ def test_repr_says_what_there_is():
     assert text.startswith(
         "PSGD(Kronecker(max_dense=2048, max_skew=256, inverse_free=True), c3, FiniteDifference(), PerTensor(); lr=0.05,"
     )
-    assert "  2 × (6,): symmetric 6, float32 on cpu, 288 B" in text
-    assert "  (6, 4): symmetric 6 ⊗ symmetric 4, float32 on cpu, 208 B" in text
-    assert text.endswith("6 tensors with 79 elements, state of 932 B")
+    assert "  2 × (6,): symmetric 6, float32 on cpu, 296 B" in text
+    assert "  (6, 4): symmetric 6 ⊗ symmetric 4, float32 on cpu, 212 B" in text
+    assert text.endswith("6 tensors with 79 elements, state of 956 B")
 
 
 @pytest.mark.slow

@@ -51,8 +51,10 @@ class PSGD(Optimizer):
         criterion: criterion that ``P`` is fitted to: ``c3``, ``c1`` or ``c2``
         probe: source of the pairs that ``P`` is fitted to: ``FiniteDifference``, ``HessianVector`` or ``Whitening``
         blocks: rule for which parameters share a ``Q``: ``PerTensor``, ``Joint`` or ``Affine``
-        precond_lr: normalised step size of ``Q``, between 0 and 1; by default 0.1 for inverse-free factors, 0.3 if
-            they whiten, and 0.01 for all others
+        precond_lr: normalised step size of ``Q``, between 0 and 1; by default 0.1 for inverse-free factors and 0.01 for
+            all others
+        precond_boost: factor of ``precond_lr`` in the first 150 updates of ``Q``; half-way to 1 in the next 150. By
+            default 3 if ``precond_lr`` is left to the optimizer and inverse-free factors whiten, else 1.
         precond_dtype: dtype of ``Q`` and of the products with it, such as ``torch.bfloat16``; by default that of the
             parameters, but at least float32
         normalize: normalisation of the step of ``Q``: ``MaxAbs`` (the default), ``MaxDiag`` or ``Spectral``;
@@ -65,6 +67,9 @@ class PSGD(Optimizer):
         max_rms: largest root mean square of the preconditioned gradient of a block; by default 1.1 with ``Whitening``,
             which makes it about 1, else infinite
         max_norm: largest length of the preconditioned gradient of all parameters together
+        clip_outliers: largest ratio of the length of a block's gradient to that of the longest one of about the last
+            hundred steps. Longer ones are shortened to it, so that an outlier costs a few steps and not the run;
+            ``math.inf`` for the gradients as they are.
         seed: seed of the probe's random numbers, which are a function of seed, step and parameter alone
         maximize: maximise the loss instead of minimising it
         cuda_graph: record the steps of inverse-free factors on a GPU and replay them, which costs the host far less
@@ -117,6 +122,7 @@ class PSGD(Optimizer):
         probe: Probe = FiniteDifference(),
         blocks: Blocks = PerTensor(),
         precond_lr: float | None = None,
+        precond_boost: float | None = None,
         precond_dtype: torch.dtype | None = None,
         normalize: Normalization | None = None,
         momentum: float | None = None,
@@ -125,6 +131,7 @@ class PSGD(Optimizer):
         update_anneal: int = 0,
         max_rms: float | None = None,
         max_norm: float | None = None,
+        clip_outliers: float = 3.0,
         seed: int = 0,
         maximize: bool = False,
         cuda_graph: bool = True,
@@ -141,15 +148,18 @@ class PSGD(Optimizer):
             "cuda_graph": bool(cuda_graph),
             "error_if_nonfinite": bool(error_if_nonfinite),
         }
+        boost = preconditioner.precond_boost(probe.whitens) if precond_lr is None else 1.0
         numbers = {
             "lr": lr,
             "precond_lr": preconditioner.precond_lr(probe.whitens) if precond_lr is None else precond_lr,
+            "precond_boost": boost if precond_boost is None else precond_boost,
             "momentum": probe.momentum if momentum is None else momentum,
             "weight_decay": weight_decay,
             "update_every": update_every,
             "update_anneal": update_anneal,
             "max_rms": probe.max_rms if max_rms is None else max_rms,
             "max_norm": max_norm,
+            "clip_outliers": clip_outliers,
             "seed": seed,
             "maximize": maximize,
         }
@@ -196,13 +206,14 @@ class PSGD(Optimizer):
         for bucket in work.buckets:
             own, ok, room = work.groups[bucket.group], work.ok[bucket.device], Room(bucket)
             with bucket.updating(fits := bucket.group in work.due):
-                m = bucket.average_(work.grads, own["momentum"], ok)  # m ← β m + (1 − β) g
+                limit = bucket.limit_(work.lengths[bucket], own["clip_outliers"], ok)
+                m = bucket.average_(work.grads, own["momentum"], limit, ok)  # m ← β m + (1 − β) g
                 d = None
                 if fits:  # Q ← (I − μ ∇E / ‖∇E‖) Q
                     d = self.probe.fit_(bucket.Q, work.measured(bucket, m, room), self.criterion, own["precond_lr"], ok)
                 if d is None:  # d = QᵀQ m
                     d = bucket.precondition(m, own["update_every"] > 1, room)
-            directions.append(bucket.direction(d, room))
+            directions.append(bucket.direction(d, limit, own["max_rms"], room))
         motion = Motion(work.buckets, directions, work.groups, self._ranks.length)  # lr, less for max_rms and max_norm
         ok_everywhere = self._agree([*work.ok.values(), *motion.is_finite()])
         for device, count in self._store.skipped.items():

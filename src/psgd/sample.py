@@ -11,7 +11,7 @@ from torch import Tensor
 from .engine import Pairs, Tensors, Work, flags
 from .ops import as_real, part_of
 from .ops.agreement import Fact
-from .probes import Draw, Evaluation, Gradients, Probe, is_due
+from .probes import Draw, Evaluation, Gradients, Probe, is_due, rate_of_Q
 from .ranks import Ranks
 from .state import Store, checks, options
 
@@ -48,7 +48,9 @@ def measure(
             start = Gradients(store.params)
             now, draw = int(store.clock), _noise(store)
             sample.due = {
-                g: probe.chores(now, group["precond_lr"]) for g, group in enumerate(store.groups) if is_due(group, now)
+                g: probe.chores(now, rate_of_Q(group, now))
+                for g, group in enumerate(store.groups)
+                if is_due(group, now)
             }
             moved = [i for i, g in enumerate(store.group_of) if g in sample.due and 0 not in store.kinds[i][0]]
             sample.evaluation = probe(closure, store.params, moved, lambda i: part_of(draw(i), store.params[i]), start)
@@ -85,11 +87,10 @@ def work_of(sample: Sample, probe: Probe, store: Store, ranks: Ranks) -> Work:
         Tensors(mine),
         Pairs(evaluation.pairs),
         due,
-        store.groups,
+        [{**group, "precond_lr": rate_of_Q(group, int(store.clock))} for group in store.groups],
         _noise(store),
         given=mine,
         flags=[*decisions, *checked],
-        unchecked=() if checked else mine.values(),
     )
 
 

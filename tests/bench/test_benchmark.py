@@ -24,6 +24,7 @@ def console():
     return Console(file=io.StringIO(), width=120)
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_what_fails_is_reported_beside_what_does_not(tmp_path):
     one = toy.benchmark(Task("good", toy.count, {"to": 3}), Task("bad", toy.raises), Task("odd", toy.no_number))
     plan = benchmark.Plan(peers=[peers.SGD])
@@ -92,6 +93,7 @@ def test_a_directory_that_cannot_be_written_is_found_before_measuring(tmp_path, 
     assert "file" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_a_second_run_overwrites_the_first(tmp_path, monkeypatch, capsys):
     for task in (Task("first", toy.count), Task("second", toy.count)):
         monkeypatch.setattr(cli, "BENCHMARKS", {"toy": toy.benchmark(task, models=("a", "b"))})

@@ -43,6 +43,7 @@ def test_rows_come_from_another_process_as_they_are_made(capfd):
     assert capfd.readouterr() == ("", "")  # what a peer prints would spoil the table
 
 
+@pytest.mark.usefixtures("quick_processes")
 @pytest.mark.parametrize(
     ("work", "rows", "failure"),
     [

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import pytest
+
 from psgd.bench import kron
 from psgd.bench.benchmark import Plan
 from psgd.bench.isolate import Task, measure
 from psgd.experiments.drawing import images
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_both_kinds_are_measured_with_and_without_update():
     tasks = kron.tasks(Plan(quick=True))
     assert [task.label for task in tasks] == [kron.TRIANGULAR, kron.INVERSE_FREE]

@@ -134,6 +134,7 @@ def test_tasks():
     assert names[::2] == ["rosenbrock2", "rosenbrock100", "logistic", "tensor"]
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_from_end_to_end(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(PROBLEMS, "rosenbrock2", replace(PROBLEMS["rosenbrock2"], seconds=1.0, target=3.5))

@@ -87,6 +87,7 @@ def test_the_model_is_the_large_one_on_a_gpu():
         assert {task.settings["model"] for task in step.tasks(plan)} == {step.MODELS[name]}
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_from_end_to_end(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(peers, "OURS", (peers.PSGD_FLOAT32,))

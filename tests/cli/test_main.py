@@ -410,6 +410,7 @@ class TestReproduce:
         assert "No space left on device" in one_line(capsys)
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
+    @pytest.mark.usefixtures("quick_processes")
     def test_a_killed_worker_is_one_line(self, monkeypatch, capsys):
         figure = runs.toy()
         dying = [runs.run("a", die=True), runs.run("b")]
@@ -487,7 +488,8 @@ class TestReproduce:
         assert (tmp_path / "results" / "report.html").exists()
 
     @pytest.mark.parametrize(("jobs", "signal_"), [(1, signal.SIGKILL), (2, signal.SIGINT)], ids=str)
-    def test_stopped_at_any_moment_the_same_command_carries_on(self, tmp_path, jobs, signal_):
+    @pytest.mark.usefixtures("quick_processes")
+    def test_stopped_at_any_moment_the_same_command_carries_on(self, tmp_path, monkeypatch, capsys, jobs, signal_):
         script = tmp_path / "program.py"
         script.write_text(
             "import sys\n"
@@ -509,14 +511,16 @@ class TestReproduce:
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # ignored where tests run in background
         ) as first:
             assert first.stdout is not None
-            assert first.stdout.readline().startswith("[1/4]")
+            assert any(line.startswith("[1/4]") for line in first.stdout)  # up to that line
             first.send_signal(signal_)
             _, err = first.communicate()
         assert first.returncode == (-9 if signal_ == signal.SIGKILL else 130)
         assert "Traceback" not in err
-        second = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-        assert " of 4 runs were finished before." in second.stdout
-        assert "1 of 2 claims hold" in second.stdout
+        monkeypatch.setattr(cli, "FIGURES", {"toy": runs.toy(Path("mark"), sleep=0.2)})
+        assert cli.main(["reproduce", "--jobs", str(jobs)]) == 0
+        second = capsys.readouterr().out
+        assert " of 4 runs were finished before." in second
+        assert "1 of 2 claims hold" in second
         started = (tmp_path / "mark").read_text().splitlines()
         assert len(started) <= 4 + jobs  # nothing was lost but what was under way
         assert set(started) == {"0 1.0", "0 2.0", "1 1.0", "1 2.0"}

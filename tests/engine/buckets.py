@@ -38,7 +38,7 @@ def bucket_of(
     stacks = []
     for same in (blocks[:2], blocks[2:]):
         Q = structure.init(same[0].shape, batch=len(same), dtype=dtype, device=device)
-        stacks.append(Stack(same, Q, {}, dtype))
+        stacks.append(Stack(same, Q, {}, torch.zeros(len(same), dtype=dtype), dtype))
         if momentum:
             stacks[-1].start_average()
     return Bucket(stacks, group, structure, None)
@@ -61,7 +61,7 @@ def direction_of(bucket: Bucket, lengths: Sequence[float] | Tensor, divisor: Ten
         for stack in bucket.stacks
     ]
     length = torch.as_tensor(lengths, dtype=bucket.dtype, device=bucket.device)
-    return bucket.direction(Preconditioned(arrays, length, divisor), Room(bucket))
+    return bucket.direction(Preconditioned(arrays, length, divisor), None, math.inf, Room(bucket))
 
 
 def store_of(*groups: Sequence[nn.Parameter], structure: Structure = Kronecker(), **numbers: Any) -> Store:

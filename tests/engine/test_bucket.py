@@ -47,9 +47,9 @@ def test_only_inverse_free_groups_are_pooled():
 
 def test_what_is_kept_is_counted_in_bytes():
     plain, averaging = bucket_of(), bucket_of(momentum=True)
-    factors = 8 * (2 * (3 * 3 + 4 * 4) + 5 * 5)
-    assert plain.nbytes() == factors
-    assert averaging.nbytes() == factors + 8 * (2 * 12 + 5 + 3)
+    factors_and_lengths = 8 * (2 * (3 * 3 + 4 * 4) + 5 * 5 + 3)
+    assert plain.nbytes() == factors_and_lengths
+    assert averaging.nbytes() == factors_and_lengths + 8 * (2 * 12 + 5 + 3)
 
 
 # -- averages ---------------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def test_what_is_kept_is_counted_in_bytes():
 def test_without_momentum_there_is_no_average():
     bucket, grads = bucket_of(), grads_of()
     assert not bucket.averaging
-    m = bucket.average_(Tensors(grads), 0.0, YES)
+    m = bucket.average_(Tensors(grads), 0.0, None, YES)
     assert m.weight is None
     for g, u, stack in zip(m.arrays, m.unbiased(), bucket.stacks, strict=True):
         assert torch.equal(g, stack.pack(grads))
@@ -73,7 +73,7 @@ def test_an_average_divided_by_its_weight_is_unbiased(momentum: float):
     history: list[dict[int, Tensor]] = []
     for t in range(5):
         history.append(grads_of(t))
-        m = bucket.average_(Tensors(history[-1]), momentum, YES)
+        m = bucket.average_(Tensors(history[-1]), momentum, None, YES)
         assert m.weight is not None
         ours = [*m.arrays[0], m.arrays[1][0]]
         unbiased = [v for stacked in m.unbiased() for v in stacked]
@@ -88,12 +88,12 @@ def test_an_average_divided_by_its_weight_is_unbiased(momentum: float):
 @pytest.mark.parametrize("layout", ["contiguous", "transposed"])
 def test_gradients_that_are_not_usable_leave_the_average_alone(momentum: float, layout: str):
     bucket = bucket_of(momentum=True)
-    bucket.average_(Tensors(grads_of()), momentum, YES)
+    bucket.average_(Tensors(grads_of()), momentum, None, YES)
     before = contents(bucket)
     bad = {i: g * torch.nan for i, g in grads_of(1).items()}
     if layout == "transposed":
         bad = transposed(bad)
-    m = bucket.average_(Tensors(bad), momentum, NO)
+    m = bucket.average_(Tensors(bad), momentum, None, NO)
     for old, new in zip(before, contents(bucket), strict=True):
         assert all(torch.equal(new[name], old[name]) for name in old)
     assert torch.equal(m.weight, torch.cat([old["momentum_weight"] for old in before]))
@@ -101,7 +101,7 @@ def test_gradients_that_are_not_usable_leave_the_average_alone(momentum: float, 
 
 def test_before_the_first_usable_gradient_the_average_is_zero_not_nan():
     bucket = bucket_of(momentum=True)
-    m = bucket.average_(Tensors({i: g * torch.nan for i, g in grads_of().items()}), 0.9, NO)
+    m = bucket.average_(Tensors({i: g * torch.nan for i, g in grads_of().items()}), 0.9, None, NO)
     for mean in m.unbiased():
         assert torch.equal(mean, torch.zeros_like(mean))
 
@@ -111,8 +111,8 @@ def test_how_gradients_lie_in_memory_does_not_matter():
     plain, other = bucket_of(momentum=True), bucket_of(momentum=True)
     for t in range(3):
         grads = grads_of(t)
-        plain.average_(Tensors(grads), 0.7, YES)
-        other.average_(Tensors(transposed(grads)), 0.7, YES)
+        plain.average_(Tensors(grads), 0.7, None, YES)
+        other.average_(Tensors(transposed(grads)), 0.7, None, YES)
     for a, b in zip(plain.stacks, other.stacks, strict=True):
         for name in a.average:
             torch.testing.assert_close(a.average[name], b.average[name])
@@ -121,7 +121,7 @@ def test_how_gradients_lie_in_memory_does_not_matter():
 def test_gradients_less_precise_than_their_average_are_taken_in():
     bucket = bucket_of(momentum=True, dtype=torch.float32)
     grads = {i: g.to(torch.bfloat16) for i, g in grads_of().items()}
-    m = bucket.average_(Tensors(grads), 0.9, YES)
+    m = bucket.average_(Tensors(grads), 0.9, None, YES)
     torch.testing.assert_close(m.arrays[0][1] / m.weight[1], grads[1].float())
 
 
@@ -136,7 +136,7 @@ def test_an_average_is_preconditioned_and_still_to_be_divided(structure: Structu
         for buffer in stack.group.buffers().values():
             buffer.add_(torch.rand(buffer.shape, dtype=buffer.dtype, generator=torch.Generator().manual_seed(0)))
     for t in range(2):
-        m = bucket.average_(Tensors(grads_of(t)), 0.7, YES)
+        m = bucket.average_(Tensors(grads_of(t)), 0.7, None, YES)
     d = bucket.precondition(m, False, Room(bucket))
     assert (d.divisor is None) == (not momentum)
     divisors = [1.0] * 2 if d.divisor is None else bucket.split(d.divisor)
@@ -228,7 +228,9 @@ def test_few_blocks_without_gradients_rest_in_their_bucket(missing: list[int]):
         overwrite_(part)
     check_rows(bucket, before, given)
     d = Preconditioned([], torch.full((8,), torch.inf))
-    assert [i for i, length in enumerate(part.direction(d, Room(part)).length) if length == 0] == missing
+    assert [
+        i for i, length in enumerate(part.direction(d, None, math.inf, Room(part)).length) if length == 0
+    ] == missing
 
 
 @pytest.mark.parametrize(("given", "changed"), [([*range(1, 8)], [*range(1, 8)]), ([0, 1], [])], ids=["most", "some"])

@@ -360,7 +360,7 @@ def test_peak_memory_of_a_step(probe, sizes, structure):
 
 
 @pytest.mark.slow
-def test_no_leak_over_ten_thousand_steps():
+def test_no_leak_over_thousands_of_steps():
     theta = torch.randn(3, 2, requires_grad=True)
     optimizer = PSGD([theta], lr=0.01, probe=Whitening(), momentum=0.9, max_norm=1.0)
 
@@ -369,11 +369,11 @@ def test_no_leak_over_ten_thousand_steps():
             theta.grad = theta.detach() * 2
             optimizer.step()
 
-    go(1000)
+    go(500)
     gc.collect()
     objects = len(gc.get_objects())
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    go(9000)
+    go(2500)
     gc.collect()
     assert len(gc.get_objects()) < objects + 200
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 20_000  # KiB

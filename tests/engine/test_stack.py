@@ -16,7 +16,7 @@ def test_whatever_is_packed_has_the_precision_of_the_steps(dtype: torch.dtype, c
     params = [torch.randn(2, 3).to(dtype) for _ in range(count)]
     blocks = PerTensor().divide(list(enumerate(params)))
     Q = Kronecker().init((2, 3), batch=count, dtype=torch.float32, device="cpu")
-    packed = Stack(blocks, Q, {}, torch.float64).pack(dict(enumerate(params)))
+    packed = Stack(blocks, Q, {}, torch.zeros(count), torch.float64).pack(dict(enumerate(params)))
     assert packed.dtype == torch.float64
     assert torch.equal(packed, torch.stack(params).double())
 
@@ -24,7 +24,9 @@ def test_whatever_is_packed_has_the_precision_of_the_steps(dtype: torch.dtype, c
 def test_unpacking_undoes_packing_and_what_is_left_out_is_zero():
     params = {i: torch.randn(shape) for i, shape in enumerate([(2, 3), (4,)])}
     (block,) = Joint().divide(list(params.items()))
-    stack = Stack([block], Kronecker().init(block.shape, dtype=torch.float32, device="cpu"), {}, torch.float32)
+    stack = Stack(
+        [block], Kronecker().init(block.shape, dtype=torch.float32, device="cpu"), {}, torch.zeros(1), torch.float32
+    )
     assert all(torch.equal(part, params[i]) for i, part in stack.unpack(stack.pack(params)))
     some = dict(stack.unpack(stack.pack({1: params[1]})))
     assert torch.equal(some[0], torch.zeros(2, 3))
@@ -33,18 +35,21 @@ def test_unpacking_undoes_packing_and_what_is_left_out_is_zero():
 
 def test_a_block_is_given_if_any_of_its_parameters_is():
     (block,) = Joint().divide([(i, torch.ones(2)) for i in range(3)])
-    stack = Stack([block], Kronecker().init(block.shape, dtype=torch.float32, device="cpu"), {}, torch.float32)
+    stack = Stack(
+        [block], Kronecker().init(block.shape, dtype=torch.float32, device="cpu"), {}, torch.zeros(1), torch.float32
+    )
     assert stack.having({1, 7}) == [0]
     assert stack.having({7}) == []
 
 
-def test_rows_are_put_back_where_they_were_taken():
+def test_chosen_rows_are_copies():
     blocks = PerTensor().divide([(i, torch.ones(2)) for i in range(4)])
-    stack = Stack(blocks, Kronecker().init((2,), batch=4, dtype=torch.float32, device="cpu"), {}, torch.float32)
-    part = stack.select([0, 3])
+    Q = Kronecker().init((2,), batch=4, dtype=torch.float32, device="cpu")
+    stack = Stack(blocks, Q, {}, torch.arange(4.0), torch.float32)
+    part = stack.select([0, 3], torch.tensor([0, 3]))
     assert part.positions == [0, 3]
-    (whole,), (some,) = stack.buffers().values(), part.buffers().values()
-    some.copy_(torch.tensor([5.0, 6.0]).view(2, 1, 1).expand(2, 2, 2))
-    assert torch.equal(whole, torch.eye(2).expand(4, 2, 2))
-    stack.put_back_([0, 3], part)
-    assert whole[:, 0, 0].tolist() == [5.0, 1.0, 1.0, 6.0]
+    assert part.grad_length.tolist() == [0.0, 3.0]
+    for buffer in part.buffers().values():
+        buffer.fill_(7.0)
+    assert torch.equal(stack.group.dense(), torch.eye(2).expand(4, 2, 2))
+    assert stack.grad_length.tolist() == [0.0, 1.0, 2.0, 3.0]

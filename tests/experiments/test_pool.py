@@ -18,6 +18,7 @@ def finished(todo, jobs):
     return {event.run.key: event.result for event in carry_out(todo, jobs) if isinstance(event, Finished)}
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_results_do_not_depend_on_jobs():
     todo = [runs.run("a", seed) for seed in range(5)]
     one, three = finished(todo, 1), finished(todo, 3)
@@ -32,6 +33,7 @@ def test_every_row_is_told():
     assert events[-1].result.rows == [event.row for event in events if isinstance(event, Advanced)]
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_the_longest_come_first_and_those_that_measure_time_last():
     short, long, alone = (
         replace(runs.run(label), seconds=seconds, alone=alone)
@@ -44,12 +46,14 @@ def test_the_longest_come_first_and_those_that_measure_time_last():
             assert order == ["long", "short", "alone"]
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_a_process_that_dies_is_named():
     todo = [runs.run("dies", die=True), runs.run("lives")]
     with pytest.raises(KilledError, match=r"toy, dies, seed 0: its process was killed"):
         list(carry_out(todo, 2))
 
 
+@pytest.mark.usefixtures("quick_processes")
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_error_in_a_run_is_told(jobs):
     bad = runs.Run("toy", "bad", 0, runs.fails, {}, 1, 1.0)

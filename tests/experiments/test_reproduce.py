@@ -18,6 +18,7 @@ def executed(mark) -> int:
     return len(mark.read_text().splitlines()) if mark.exists() else 0
 
 
+@pytest.mark.usefixtures("quick_processes")
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_second_command_does_nothing_twice(tmp_path, jobs):
     mark = tmp_path / "mark"

@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
+from psgd.groups.axes import support
 from psgd.ops.factors import CHUNK
 from psgd.ops.tensor_table import Addresses, TensorTable
 from tests.ops.test_factors import on
@@ -27,7 +30,18 @@ def shapes_of(odd: bool) -> tuple[list[tuple[int, ...]], list[int]]:
 
 
 def table_of(thetas: list[torch.Tensor], starts: list[int]) -> TensorTable:
-    return TensorTable(thetas, starts, [(0, 1, theta.numel()) for theta in thetas])
+    return TensorTable(thetas, starts, [(0, 1, theta.numel()) for theta in thetas], axes_of(thetas))
+
+
+def axes_of(thetas: list[torch.Tensor]) -> list[list[tuple[int, int, int]]]:
+    """Where the slices of each axis are, one tensor after the other."""
+    axes, first = [], 0
+    for theta in thetas:
+        axes.append([])
+        for axis, n in enumerate(theta.shape):
+            axes[-1].append((first, n, math.prod(theta.shape[axis + 1 :])))
+            first += n
+    return axes
 
 
 def pointing(tensors: list[torch.Tensor]) -> Addresses:
@@ -77,7 +91,7 @@ def test_parameters_of_many_shapes_move_at_once(theta_dtype, v_dtype, odd):
     rows, columns = shapes[0]
     scales = [(1, rows, columns), (1 + rows, rows, columns), (0, 1, thetas[2].numel()), (50, shapes[3][1], 1)]
     rate, decay = on("cuda", 4, seed=2), on("cuda", 4, seed=3)
-    table = TensorTable(thetas, starts, scales)
+    table = TensorTable(thetas, starts, scales, axes_of(thetas))
     table.subtract_(v, scale, rate, decay, torch.tensor(False, device="cuda"))
     assert all(map(torch.equal, thetas, before))
     table.subtract_(v, scale, rate, decay, torch.tensor(True, device="cuda"))
@@ -88,27 +102,56 @@ def test_parameters_of_many_shapes_move_at_once(theta_dtype, v_dtype, odd):
         torch.testing.assert_close(thetas[b], expected.to(theta_dtype))
 
 
+def wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
 @on_gpu
 @theta_dtypes
 @odds
-@pytest.mark.parametrize("bad", [None, torch.nan, torch.inf, -torch.inf])
+def test_lengths(theta_dtype, odd):
+    shapes, starts = shapes_of(odd)
+    sources = [on("cuda", *shape, dtype=theta_dtype, seed=k) for k, shape in enumerate(shapes)]
+    sources[1].view(-1)[-1] = 0
+    sources[2].zero_()
+    lengths, has_zeros = table_of(sources, starts).lengths(pointing(sources), wide(theta_dtype))
+    expected = torch.stack([source.double().norm() for source in sources]).to(wide(theta_dtype))
+    torch.testing.assert_close(lengths, expected)
+    assert has_zeros.tolist() == [0, 1, 1, 0]
+
+
+@on_gpu
+@theta_dtypes
+@odds
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_finite_is_found_wherever_it_is(theta_dtype, odd, bad):
     shapes, starts = shapes_of(odd)
-    thetas, sources = ([on("cuda", *shape, dtype=theta_dtype, seed=k) for shape in shapes] for k in range(2))
-    sources[0].fill_(torch.finfo(theta_dtype).max)
-    table = table_of(thetas, starts)
-    for source in sources:
+    sources = [on("cuda", *shape, dtype=theta_dtype, seed=k) for k, shape in enumerate(shapes)]
+    table = table_of(sources, starts)
+    for k, source in enumerate(sources):
         for position in (0, -1):
             before = source.view(-1)[position].clone()
-            if bad is not None:
-                source.view(-1)[position] = bad
-            usable = torch.tensor(True, device="cuda")
-            table.check_(pointing(sources), usable)
-            assert bool(usable) == (bad is None)
+            source.view(-1)[position] = bad
+            lengths, _ = table.lengths(pointing(sources), wide(theta_dtype))
+            assert [not bool(length < torch.inf) for length in lengths] == [k == j for j in range(len(sources))]
             source.view(-1)[position] = before
-    never = torch.tensor(False, device="cuda")
-    table.check_(pointing(sources), never)
-    assert not never
+
+
+@on_gpu
+@theta_dtypes
+@odds
+def test_slices_that_are_zero_are_found(theta_dtype, odd):
+    shapes, starts = shapes_of(odd)
+    sources = [on("cuda", *shape, dtype=theta_dtype, seed=k) for k, shape in enumerate(shapes)]
+    sources[0][2] = 0
+    sources[0][:, 3] = 0
+    sources[1][1, 1] = 0
+    sources[2][5000:] = 0
+    table = table_of(sources, starts)
+    _, has_zeros = table.lengths(pointing(sources), wide(theta_dtype))
+    found = table.support(pointing(sources), has_zeros)
+    expected = [each for source in sources for each in support(source[None], source.shape)]
+    assert torch.equal(found, torch.cat([each.flatten() for each in expected]).float())
 
 
 @on_gpu
@@ -137,9 +180,10 @@ def test_tensors_are_averaged_if_they_are_usable(theta_dtype, odd, mean_dtype):
     before = [mean.clone() for mean in means]
     table = table_of(sources, starts)
     usable = torch.tensor(False, device="cuda")
-    table.average_(pointing(sources), pointing(means), mean_dtype, weight, usable)
+    factor = torch.tensor([1.0, 0.5, 1.0, 2.0], device="cuda")
+    table.average_(pointing(sources), pointing(means), mean_dtype, weight, factor, usable)
     assert all(map(torch.equal, means, before))
-    table.average_(pointing(sources), pointing(means), mean_dtype, weight, ~usable)
-    for w, source, old, new in zip(weight, sources, before, means, strict=True):
-        torch.testing.assert_close(new, torch.lerp(old, source.to(mean_dtype), w.to(mean_dtype)))
+    table.average_(pointing(sources), pointing(means), mean_dtype, weight, factor, ~usable)
+    for w, f, source, old, new in zip(weight, factor, sources, before, means, strict=True):
+        torch.testing.assert_close(new, torch.lerp(old, source.to(mean_dtype) * f, w.to(mean_dtype)))
     assert torch.equal(means[2], sources[2].to(mean_dtype))

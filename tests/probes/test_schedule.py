@@ -1,4 +1,4 @@
-"""When an update of Q is due."""
+"""When an update of Q is due, and how long it is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from psgd.probes.schedule import is_due
+from psgd.probes.schedule import YOUNG, is_due, rate_of_Q
 
 
 def schedule(every: int, anneal: int, steps: int) -> list[int]:
@@ -73,3 +73,26 @@ def test_annealing_updates_more_often_than_no_annealing_and_less_than_at_every_s
     for t in range(10, 500, 7):
         assert len(schedule(10, 0, t)) < len(schedule(10, 200, t)) <= t
         assert len(schedule(10, 100, t)) <= len(schedule(10, 200, t))
+
+
+def rates(lr: float, boost: float, every: int, anneal: int = 0) -> list[float]:
+    options = {"precond_lr": lr, "precond_boost": boost, "update_every": every, "update_anneal": anneal}
+    return [rate_of_Q(options, t) for t in range(1000 * every) if is_due(options, t)]
+
+
+@pytest.mark.parametrize(("every", "anneal"), [(1, 0), (3, 0), (4, 200)])
+def test_steps_of_a_young_q_are_longer(every: int, anneal: int):
+    each = rates(0.1, 3.0, every, anneal)
+    assert sorted(set(each), reverse=True) == [0.3, 0.2, 0.1]
+    assert each == sorted(each, reverse=True)
+    assert abs(each.index(0.2) - YOUNG) <= 1
+    assert abs(each.index(0.1) - 2 * YOUNG) <= 1
+
+
+def test_without_a_boost_the_rate_is_what_it_is():
+    assert set(rates(0.123, 1.0, 1)) == {0.123}
+
+
+def test_a_boost_stays_below_one():
+    assert max(rates(0.5, 3.0, 1)) == 0.9
+    assert set(rates(0.95, 3.0, 1)) == {0.95}

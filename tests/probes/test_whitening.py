@@ -44,6 +44,7 @@ def fitted(damping: float, chores: float) -> Tensor:
         sign=1.0,
         chores=Chores(tidy=True, damping=chores),
         outs=lambda: [None],
+        support=lambda: [None],
     )
     Whitening(damping=damping).fit_(Kronecker().together([group]), measured, c3, 0.3, torch.tensor(True))
     return group.dense()

@@ -16,7 +16,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Ranks]:
-    ranks = Ranks()
+def ranks(forks) -> Iterator[Ranks]:
+    ranks = Ranks(forks)
     yield ranks
     ranks.close()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
 MOST = 4
 #: that no one waits for ever
-SECONDS = 60
+SECONDS = 120
 
 
 class FailedOnRanksError(Exception):
@@ -27,10 +27,9 @@ class FailedOnRanksError(Exception):
 class Ranks:
     """A few processes that do what they are told, together."""
 
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
+    def __init__(self, context: BaseContext, count: int = MOST) -> None:
         self.pipes, self.processes = [], []
-        for _ in range(MOST):
+        for _ in range(count):
             mine, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs,), daemon=True)
             process.start()

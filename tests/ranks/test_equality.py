@@ -15,7 +15,7 @@ from .ranks import Ranks
 
 #: A finite difference magnifies what rounding leaves of another order of summation; less where it is not as small.
 PROBES = {"whitening": Whitening(), "difference": FiniteDifference(std=1e-3)}
-STEPS = 100
+STEPS = 40
 
 alone: dict[Any, list[torch.Tensor]] = {}
 
@@ -74,7 +74,7 @@ def test_tensor_parallelism_and_fully_shard(ranks, probe):
 )
 def test_structures_and_options(ranks, kind, options):
     for probe in PROBES.values():
-        check(ranks, 3, kind, steps=20, probe=probe, **options)
+        check(ranks, 3, kind, steps=12, probe=probe, **options)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "ddp, shared", "fsdp"])

@@ -51,9 +51,12 @@ def bits(model: nn.Module, optimizer: PSGD) -> bytes:
 @pytest.mark.slow
 @structures
 @probes
-@dtypes
-def test_resume_is_exact_to_the_bit(structure, probe, dtype):
-    """20 steps, save, load into a new model and optimizer, 20 more: as 40 in one go. Dropout is on."""
+def test_resume_is_exact_to_the_bit(structure, probe):
+    """20 steps, save, load into a new model and optimizer, 20 more: as 40 in one go. Dropout is on.
+
+    The dtypes take turns; the test below has another one for each structure and probe.
+    """
+    dtype = DTYPES[(STRUCTURES.index(structure) + PROBES.index(probe)) % len(DTYPES)]
     straight = make(structure, probe, dtype, dropout=0.1)
     torch.manual_seed(5)
     train(*straight, 0, 40)
@@ -88,10 +91,10 @@ for saved in torch.load(sys.argv[2], weights_only=True):
     pair = make(STRUCTURES[saved["structure"]], PROBES[saved["probe"]], DTYPES[saved["dtype"]])
     pair[0].load_state_dict(saved["model"])
     pair[1].load_state_dict(saved["optimizer"])
-    train(*pair, 25, 50)
+    train(*pair, 10, 20)
     results.append(bits(*pair))
 for copied in pickle.load(open(sys.argv[3], "rb")):
-    train(*copied, 25, 50)
+    train(*copied, 10, 20)
     results.append(bits(*copied))
 pickle.dump(results, open(sys.argv[4], "wb"))
 """
@@ -103,13 +106,13 @@ def test_resume_in_a_new_process(tmp_path: Path):
     saved, pickled, expected = [], [], []
     for i, structure in enumerate(STRUCTURES):
         for j, probe in enumerate(PROBES):
-            k = (i + j) % len(DTYPES)
+            k = (i + j + 1) % len(DTYPES)
             pair = make(structure, probe, DTYPES[k])
-            train(*pair, 0, 25)
+            train(*pair, 0, 10)
             state = copy.deepcopy({"model": pair[0].state_dict(), "optimizer": pair[1].state_dict()})
             saved.append({"structure": i, "probe": j, "dtype": k, **state})
             pickled.append(copy.deepcopy(pair))
-            train(*pair, 25, 50)
+            train(*pair, 10, 20)
             expected.append(bits(*pair))
     torch.save(saved, tmp_path / "saved.pt")
     (tmp_path / "pickled").write_bytes(pickle.dumps(pickled))
@@ -321,7 +324,7 @@ def test_a_checkpoint_that_no_step_can_go_on_from_is_refused(structure, bad):
     before = bits(*pair)
     for i, entries in pair[1].state_dict()["state"].items():
         for name, value in entries.items():
-            may_be_zero = bad == 0 and name.startswith(("momentum", "Q0_U", "Q0_V", "Q0_Q12"))
+            may_be_zero = bad == 0 and name.startswith(("momentum", "grad_length", "Q0_U", "Q0_V", "Q0_Q12"))
             if not value.is_floating_point() or value.numel() == 0 or may_be_zero:
                 continue
             saved = copy.deepcopy(pair[1].state_dict())
@@ -346,7 +349,7 @@ def test_a_checkpoint_that_no_step_can_go_on_from_is_refused(structure, bad):
         (Kronecker(), "Q1_root", lambda Q: Q[:, 1].zero_(), "'Q1_root'.: it has a row or column of zeros"),
         (Kronecker(max_dense=0), "Q1_diag", lambda Q: Q[-1:].zero_(), "'Q1_diag'.: it is not positive"),
     ],
-    ids=str,
+    ids=lambda value: None if callable(value) else str(value),
 )
 def test_a_singular_q_is_refused(structure, name, spoil, message):
     pair = make(structure)

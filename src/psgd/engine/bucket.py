@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..groups.base import Groups, Preconditioned, Structure
+from ..groups.base import Groups, Preconditioned, Structure, joined
 from ..normalize import Normalization
 from ..ops.factors import MOST
 from ..ops.real import as_real
@@ -26,6 +26,12 @@ from .tensors import Tensors
 
 if TYPE_CHECKING:
     from .part import Division
+
+
+#: factor by which the length of the longest gradient of late fades in a step
+FADING = 0.99
+#: largest root mean square of a slice, relative to that of its block
+SLICE = 3.0
 
 
 class Room:
@@ -102,14 +108,34 @@ class Bucket:
         """Whether gradients are averaged."""
         return bool(self.stacks[0].average)
 
-    def average_(self, grads: Tensors, momentum: float, ok: Tensor) -> Average:
-        """``m ← β m + (1 − β) g``; without momentum the gradients themselves.
+    @cached_property
+    def single(self) -> bool:
+        """Whether each block is one parameter."""
+        return all(stack.single for stack in self.stacks)
+
+    def limit_(self, lengths: Tensor, most: float, ok: Tensor) -> Tensor | None:
+        """Factor that shortens the gradient of each block to ``most`` times the longest of late, or None.
+
+        The longest of late fades slowly, and is itself not lifted by more than that in a step. So an outlier of any
+        size changes the averages by little, and gradients that stay long are soon as long as they are.
+        """
+        if most == math.inf:
+            return None
+        kept = [stack.grad_length for stack in self.stacks]
+        longest = joined(kept)
+        factor = torch.where(longest > 0, (most * longest / lengths).clamp_(max=1), torch.ones_like(longest))
+        new = torch.where(ok, torch.maximum(longest * FADING, lengths * factor), longest)
+        torch._foreach_copy_(kept, self.split(new))
+        return factor
+
+    def average_(self, grads: Tensors, momentum: float, limit: Tensor | None, ok: Tensor) -> Average:
+        """``m ← β m + (1 − β) g`` for limited gradients; without momentum the gradients themselves, not limited.
 
         The result is divided by the sum of the weights, so that it is unbiased from the first step on.
         """
         if not self.averaging:
             return Average(lambda: list(grads.pack(self)), None)
-        grads.average_(self, 1 - momentum, ok)
+        grads.average_(self, 1 - momentum, limit, ok)
         weights = [stack.average["momentum_weight"] for stack in self.stacks]
         # Before the first usable gradient both are zero.
         weight = torch.cat(weights).clamp_min_(torch.finfo(self.dtype).tiny)
@@ -128,14 +154,41 @@ class Bucket:
             return d
         return Preconditioned(d.arrays, d.length.to(self.dtype) / m.weight, m.weight)
 
-    def direction(self, d: Preconditioned, room: Room) -> Direction:
-        """``P m`` with the buffer it lies in."""
-        buffer = room.buffer
+    def direction(self, d: Preconditioned, limit: Tensor | None, max_rms: float, room: Room) -> Direction:
+        """``P m`` with the buffer it lies in.
+
+        Args:
+            d: ``P m``
+            limit: factor for each block, if ``m`` are gradients that are still to be limited
+            max_rms: largest root mean square of a block; that of a slice along an axis with a diagonal factor, such as
+                the row of an embedding, may be ``SLICE`` times as large
+            room: where the result was to be
+        """
+        buffer, length, divisor = room.buffer, d.length.to(self.dtype), d.divisor
+        if max_rms < math.inf:
+            length = self._limit_slices_(d, length, SLICE * max_rms)
+        if limit is not None and not self.averaging:
+            length = length * limit
+            divisor = 1 / limit
         if buffer is not None and any(
             part.data_ptr() != a.v.data_ptr() for part, a in zip(self.parts_of(buffer), d.arrays, strict=True)
         ):
             buffer = None  # a group that ignored where the result was to be
-        return Direction(d.arrays, d.length.to(self.dtype), d.divisor, buffer)
+        return Direction(d.arrays, length, divisor, buffer)
+
+    def _limit_slices_(self, d: Preconditioned, length: Tensor, most: float) -> Tensor:
+        """Shorten slices, see ``Scaled.limit_slices_``; return the new length of each block."""
+        divisors = [None] * len(d.arrays) if d.divisor is None else self.split(d.divisor)
+        new = [a.limit_slices_(most, divisor) for a, divisor in zip(d.arrays, divisors, strict=True)]
+        if all(each is None for each in new):
+            return length
+        each = zip(new, self.split(length), divisors, strict=True)
+        return joined(
+            [
+                old if limited is None else (limited if by is None else limited / by).to(self.dtype)
+                for limited, old, by in each
+            ]
+        )
 
     def limit_rms(self, length: Tensor, max_rms: float) -> Tensor:
         """Factor that shortens directions of some length to ``max_rms``, for each block."""
@@ -187,20 +240,27 @@ class Bucket:
             self.table = None if torch.cuda.is_current_stream_capturing() else self._new_table(thetas)
 
     def _new_table(self, thetas: Sequence[Tensor]) -> TensorTable | None:
-        single = self.Q.recordable and all(stack.single for stack in self.stacks)
+        single = self.Q.recordable and self.single
         alike = {(theta.device, theta.dtype, theta.is_contiguous()) for theta in thetas}
         small = all(theta.numel() < MOST for theta in thetas)
         if not (single and small and alike == {(self.device, thetas[0].dtype, True)}):
             return None
         starts, scales, used = [], [], 1  # the first scale is one
+        axes: list[list[tuple[int, int, int]]] = []
+        slices = 0
         for stack, start in zip(self.stacks, self.starts, strict=False):
             dims, axis, numel = stack.group.dims, stack.group.scale_axis, stack.blocks[0].numel
-            n, after = (1, numel) if axis is None else (dims[axis], math.prod(dims[axis + 1 :]))
-            for row in range(len(stack.blocks)):
+            count = len(stack.blocks)
+            places = [(n, math.prod(dims[k + 1 :])) for k, n in enumerate(dims)]
+            firsts = list(accumulate((count * n for n in dims), initial=slices))
+            slices = firsts.pop()
+            n, after = (1, numel) if axis is None else places[axis]
+            for row in range(count):
                 starts.append(start + row * numel)
                 scales.append((0 if axis is None else used + row * n, n, after))
-            used += 0 if axis is None else n * len(stack.blocks)
-        return TensorTable(thetas, starts, scales)
+                axes.append([(first + row * of[0], *of) for first, of in zip(firsts, places, strict=True)])
+            used += 0 if axis is None else n * count
+        return TensorTable(thetas, starts, scales, axes)
 
     def can_read(self, tensors: Mapping[int, Tensor]) -> bool:
         """Whether kernels can read tensors: as many numbers of the same dtype as each parameter, on the same device."""

@@ -120,7 +120,7 @@ class Graphs:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Whatever is collected may call the driver, which must not happen during a recording."""
+    """Context, also a decorator: whatever is collected may call the driver, which must not happen in a recording."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -98,7 +98,7 @@ class MostOfBucket(Bucket):
         """Also if the step fails, blocks that rest have what they had."""
         kept = []
         for stack, rows in zip(self.stacks, self._among.resting, strict=True):
-            changing = stack.buffers() if fits else stack.average
+            changing = stack.changing(fits)
             kept += [
                 (buffer, rows, torch.stack([buffer.select(0, row) for row in rows]))
                 for buffer in changing.values()
@@ -109,9 +109,9 @@ class MostOfBucket(Bucket):
         finally:
             _put_(kept)
 
-    def direction(self, d: Preconditioned, room: Room) -> Direction:
+    def direction(self, d: Preconditioned, limit: Tensor | None, max_rms: float, room: Room) -> Direction:
         """Blocks that rest have directions of length zero, which nobody applies."""
-        direction = super().direction(d, room)
+        direction = super().direction(d, limit, max_rms, room)
         direction.length = torch.where(self._among.has_gradient, direction.length, 0.0)
         return direction
 
@@ -143,7 +143,7 @@ class SomeOfBucket(Bucket):
         for whole, rows, part in self.taken:
             if part is not whole:
                 theirs = part.buffers()
-                changed = whole.buffers() if fits else whole.average
+                changed = whole.changing(fits)
                 learned += [(buffer, rows, theirs[name]) for name, buffer in changed.items()]
         _put_(learned)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ..criteria import Criterion
 from ..groups.axes import lower
-from ..ops.parameters import Flags, all_finite
+from ..ops.parameters import Flags
 from ..ops.real import as_real
 from ..ops.triton import ready
 from ..probes import Probe
@@ -81,7 +82,7 @@ class Recorder:
             bucket.find_table(params)
         given = self._readable(work, probe, criterion)
         if given is None:
-            work.ok = agree([*work.flags, *all_finite(work.unchecked)])
+            work.ok = agree([*work.flags, *work.find_lengths()])
             advance(work)
         else:
             self._replay(work, given, probe, criterion, advance, params)
@@ -159,9 +160,7 @@ class Recorder:
             for bucket, keeps in zip(buckets, kept, strict=True):
                 if not keeps:  # a recording forms P of all factors of a bucket, or of none
                     bucket.Q.forget_P()
-            ok = before.clone()
-            tensors["grads"].check_(ok)
-            recorded.ok = {device: ok}
+            recorded.ok = {device: reduce(torch.logical_and, recorded.find_lengths(), before)}
             advance(recorded)
 
         # Neither kernels nor recordings tell autograd that tensors change. Before, so that an interrupt comes too late.

@@ -25,15 +25,22 @@ class Stack:
         group: their ``Q``
         average: the average of gradients, and the sum of its weights: ``{"momentum": …, "momentum_weight": …}``, or
             empty
+        grad_length: length of the longest gradient of late, for each block; zero before the first one
         dtype: dtype of gradients, averages and steps; ``Q`` may be less precise
     """
 
     def __init__(
-        self, blocks: Sequence[Block], group: Group, average: Mapping[str, Tensor], dtype: torch.dtype
+        self,
+        blocks: Sequence[Block],
+        group: Group,
+        average: Mapping[str, Tensor],
+        grad_length: Tensor,
+        dtype: torch.dtype,
     ) -> None:
         self.blocks = list(blocks)
         self.group = group
         self.average = dict(average)
+        self.grad_length = grad_length
         self.dtype = dtype
         self.like = next(iter(group.buffers().values()))
         #: last argument of ``same_layout``, and its parts
@@ -68,7 +75,12 @@ class Stack:
         return [row for row, block in enumerate(self.blocks) if any(i in given for i in block.params)]
 
     def buffers(self) -> dict[str, Tensor]:
-        return {**self.group.buffers(), **self.average}
+        return {**self.group.buffers(), **self.average, "grad_length": self.grad_length}
+
+    def changing(self, fits: bool) -> dict[str, Tensor]:
+        """Buffers that a step changes; ``Q`` is among them only if it is fitted."""
+        buffers = self.buffers()
+        return buffers if fits else {name: buffers[name] for name in (*self.average, "grad_length")}
 
     def pack(self, tensors: Mapping[int, Tensor]) -> Tensor:
         """Stack the blocks of the given parameters, by position; parameters left out count as zero."""
@@ -100,7 +112,8 @@ class Stack:
             return self
         copies = {name: buffer.index_select(0, rows) for name, buffer in self.buffers().items()}
         average = {name: copies[name] for name in self.average}
-        return Stack([self.blocks[row] for row in chosen], self.group.bind(copies), average, self.dtype)
+        blocks = [self.blocks[row] for row in chosen]
+        return Stack(blocks, self.group.bind(copies), average, copies["grad_length"], self.dtype)
 
     def nbytes(self) -> int:
         """Bytes of what is kept for the blocks."""

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..groups.axes import support
 from ..ops import parameters
+from ..ops.real import as_real
 from ..ops.tensor_table import Addresses
 
 if TYPE_CHECKING:
@@ -29,16 +31,52 @@ class Tensors:
         for stack in bucket.stacks:
             yield stack.pack(self.by_position)
 
-    def average_(self, bucket: Bucket, weight: float, ok: Tensor) -> None:
-        """``m ← m + weight (g − m)`` for the averages of a bucket, and the same for the sum of their weights."""
+    def lengths(self, bucket: Bucket) -> Tensor:
+        """Length of each block of a bucket; not finite if an element is not, or if its square overflows."""
+        given = [i for i in bucket.positions if i in self.by_position]
+        norms = torch._foreach_norm([as_real(self.by_position[i]) for i in given], 2, bucket.dtype)
+        if bucket.single and len(given) == len(bucket.positions):
+            return torch.stack(norms)
+        found, zero = dict(zip(given, norms, strict=True)), torch.zeros_like(norms[0])
+        each = [found.get(i, zero) for i in bucket.positions]
+        if bucket.single:
+            return torch.stack(each)
+        parts = iter(each)
+        blocks = [block for stack in bucket.stacks for block in stack.blocks]
+        return torch.stack([torch.stack([next(parts) for _ in block.params]).norm() for block in blocks])
+
+    def support(self, bucket: Bucket) -> list[list[Tensor] | None]:
+        """Slices of each stack that are not zero, see ``Measured``."""
+        each: list[list[Tensor] | None] = []
+        for stack, g in zip(bucket.stacks, self.pack(bucket), strict=True):
+            # The host can look at a CPU's tensors without waiting; nearly always that is all there is to do.
+            dense = g.device.type == "cpu" and bool(g.abs().amin() > 0)
+            each.append(None if dense else support(g, stack.group.dims))
+        return each
+
+    def average_(self, bucket: Bucket, weight: float, limit: Tensor | None, ok: Tensor) -> None:
+        """``m ← m + weight (limit · g − m)`` for the averages of a bucket, and the same for the sum of their weights.
+
+        Args:
+            bucket: has the averages
+            weight: weight of the gradients
+            limit: factor for the gradient of each block, or None
+            ok: whether there is a step
+        """
+        if limit is not None and limit.device.type == "cpu" and bool((limit == 1).all()):
+            limit = None
+        limits = [None] * len(bucket.stacks) if limit is None else bucket.split(limit)
         means: list[Tensor] = []
         values: list[Tensor] = []
-        for stack in bucket.stacks:
+        for stack, factor in zip(bucket.stacks, limits, strict=True):
             mean, total = stack.average["momentum"], stack.average["momentum_weight"]
             one = bucket.ones[: len(total)]
-            pairs = stack.same_layout(mean, self.by_position)
+            pairs = stack.same_layout(mean, self.by_position) if factor is None else None
             if pairs is None:  # packed stack by stack, so that only one copy is there at a time
-                parameters.average_([mean, total], [stack.pack(self.by_position), one], weight, ok)
+                g = stack.pack(self.by_position)
+                if factor is not None:
+                    g = g * factor.view(-1, *[1] * (g.ndim - 1))
+                parameters.average_([mean, total], [g, one], weight, ok)
             else:
                 means += [*pairs[0], total]
                 values += [*pairs[1], one]
@@ -56,17 +94,28 @@ class TensorsAtAddresses(Tensors):
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         super().__init__({})
         self.addresses = {bucket: Addresses(len(bucket.positions), bucket.device) for bucket in buckets}
+        #: for each tensor of a bucket whether it has an element that is zero
+        self._has_zeros: dict[Bucket, Tensor] = {}
 
     def point(self, tensors: Mapping[int, Tensor]) -> None:
         """Refer to other tensors, which the caller keeps until the recording has been replayed."""
         for bucket, addresses in self.addresses.items():
             addresses.point([tensors[i].data_ptr() for i in bucket.positions])
 
-    def check_(self, ok: Tensor) -> None:
-        """Set a flag to false if any element is not finite."""
-        for bucket, addresses in self.addresses.items():
-            assert bucket.table is not None
-            bucket.table.check_(addresses, ok)
+    def lengths(self, bucket: Bucket) -> Tensor:
+        assert bucket.table is not None
+        lengths, self._has_zeros[bucket] = bucket.table.lengths(self.addresses[bucket], bucket.dtype)
+        return lengths
+
+    def support(self, bucket: Bucket) -> list[list[Tensor] | None]:
+        """Slices that are not zero; ``lengths`` must have been asked before, which finds tensors without any zero."""
+        assert bucket.table is not None
+        flags = bucket.table.support(self.addresses[bucket], self._has_zeros[bucket])
+        dims = [stack.group.dims for stack in bucket.stacks]
+        parts = iter(flags.split([len(s.blocks) * n for s, of in zip(bucket.stacks, dims, strict=True) for n in of]))
+        return [
+            [next(parts).view(len(stack.blocks), n) for n in of] for stack, of in zip(bucket.stacks, dims, strict=True)
+        ]
 
     def pack(self, bucket: Bucket) -> Iterator[Tensor]:
         assert bucket.table is not None
@@ -75,10 +124,11 @@ class TensorsAtAddresses(Tensors):
         for stack, part in zip(bucket.stacks, bucket.parts_of(buffer), strict=True):
             yield part.view(len(part), *stack.blocks[0].shape).to(bucket.dtype)
 
-    def average_(self, bucket: Bucket, weight: float, ok: Tensor) -> None:
+    def average_(self, bucket: Bucket, weight: float, limit: Tensor | None, ok: Tensor) -> None:
         assert bucket.table is not None
         rest = torch.full_like(bucket.numel, weight)
-        bucket.table.average_(self.addresses[bucket], bucket.mean_addresses, bucket.dtype, rest, ok)
+        factor = torch.ones_like(rest) if limit is None else limit
+        bucket.table.average_(self.addresses[bucket], bucket.mean_addresses, bucket.dtype, rest, factor, ok)
         each = [stack.average["momentum_weight"] for stack in bucket.stacks]
         totals = torch.cat(each)
         new = torch.where(ok, torch.lerp(totals, torch.ones_like(totals), rest), totals)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..ops.parameters import Flags
@@ -27,7 +28,6 @@ class Work:
         noise: returns standard normal numbers for the parameter at a position
         given: positions of the parameters that have gradients
         flags: what decides so far whether the step is taken
-        unchecked: gradients that are still to be checked for being finite
     """
 
     buckets: Sequence[Bucket]
@@ -38,9 +38,15 @@ class Work:
     noise: Callable[[int], Tensor]
     given: Collection[int]
     flags: list[Tensor] = field(default_factory=list)
-    unchecked: Iterable[Tensor] = ()
+    #: length of the gradient of each block, see ``find_lengths``
+    lengths: dict[Bucket, Tensor] = field(default_factory=dict)
     #: whether the step is taken, for each device
     ok: Flags = field(default_factory=dict)
+
+    def find_lengths(self) -> list[Tensor]:
+        """Find the lengths of all gradients; for each bucket a flag that says whether they are finite."""
+        self.lengths = {bucket: self.grads.lengths(bucket) for bucket in self.buckets}
+        return [length.amax() < torch.inf for length in self.lengths.values()]
 
     def measured(self, bucket: Bucket, m: Average, room: Room) -> Measured:
         """Everything that the probe needs to fit all ``Q`` of a bucket."""
@@ -52,4 +58,5 @@ class Work:
             sign=-1.0 if self.groups[bucket.group]["maximize"] else 1.0,
             chores=self.due[bucket.group],
             outs=room.outs,
+            support=lambda: self.grads.support(bucket),
         )

@@ -21,6 +21,23 @@ def along(values: Tensor, v: Tensor, axis: int | None = None) -> Tensor:
     return values.view(shape)
 
 
+def support(v: Tensor, dims: Sequence[int]) -> list[Tensor]:
+    """Slices of ``v`` that have an element other than zero: for each axis ``(B, n)`` ones and zeros."""
+    size = v.abs().reshape(len(v), *dims)
+    axes = range(1, size.ndim)
+    each = [size.amax([other for other in axes if other != axis]) if len(dims) > 1 else size for axis in axes]
+    return [(largest != 0).to(v.dtype) for largest in each]
+
+
+def restrict(v: Tensor, slices: Sequence[Tensor]) -> Tensor:
+    """``v`` with zeros outside of the given slices, see ``support``."""
+    shape = v.shape
+    v = v.reshape(len(v), *(each.shape[1] for each in slices))
+    for axis, each in enumerate(slices):
+        v = v * along(each, v, axis)
+    return v.reshape(shape)
+
+
 def multiply_axes(matrices: Sequence[tuple[Tensor, int]], v: Tensor, out: Tensor | None = None) -> Tensor:
     """Matrices, or diagonals of some, times ``v``, each along an axis of its own, one after the other."""
     for k, (M, axis) in enumerate(matrices):

@@ -25,6 +25,8 @@ class Scaled:
 
     v: Tensor
     scale: Tensor | None
+    #: length of each slice of ``scale · v`` along the axis of the scale, in the shape of the scale, once it is known
+    slices: Tensor | None = None
 
     def length(self) -> Tensor:
         """Length of each array; not finite if an element is not, or if its square overflows."""
@@ -32,8 +34,29 @@ class Scaled:
         if self.scale is None:
             return torch.linalg.vector_norm(self.v.flatten(1), dim=1, dtype=dtype)
         axes = [i for i in range(1, self.v.ndim) if self.scale.shape[i] == 1]
-        rows = torch.linalg.vector_norm(self.v, dim=axes, keepdim=True, dtype=dtype)
-        return torch.linalg.vector_norm((rows * self.scale).flatten(1), dim=1)
+        self.slices = torch.linalg.vector_norm(self.v, dim=axes, keepdim=True, dtype=dtype) * self.scale
+        return torch.linalg.vector_norm(self.slices.flatten(1), dim=1)
+
+    def limit_slices_(self, most: float, divisor: Tensor | None) -> Tensor | None:
+        """Shorten slices along the axis of the scale to a root mean square of ``most``.
+
+        Args:
+            most: largest root mean square
+            divisor: what the array is still to be divided by, for each block, or None
+
+        Returns:
+            length of each array afterwards, before it is divided, or None if there is no such axis
+        """
+        if self.scale is None or self.slices is None:
+            return None
+        size = self.v[0].numel() / self.slices[0].numel()
+        bound = most * size**0.5
+        if divisor is not None:
+            bound = bound * divisor.view(-1, *[1] * (self.v.ndim - 1))
+        shorter = (bound / self.slices).clamp_(max=1)
+        self.slices = self.slices * shorter
+        self.scale = self.scale * shorter.to(self.scale.dtype)
+        return torch.linalg.vector_norm(self.slices.flatten(1), dim=1)
 
     def times(self, rate: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """``rate · scale · v`` for a rate of each block, ``(B, *shape)``, in one pass; the arrays are used up."""
@@ -118,6 +141,8 @@ class Groups:
         weight: Tensor | None = None,
         tidy: bool = True,
         outs: Sequence[Tensor | None] | None = None,
+        support: Sequence[list[Tensor] | None] | None = None,
+        rescale: bool = False,
     ) -> Preconditioned:
         """One step of every ``Q`` towards whitening ``g``, or ``g / weight``, where ``whitens`` is true."""
         raise TypeError(f"{self.groups[0].describe()}: only structures that whiten in closed form have whiten_")
@@ -153,6 +178,10 @@ class Structure(ABC):
     def precond_lr(self, whitening: bool) -> float:
         """Step size of ``Q`` where PSGD is not told otherwise: the paper's."""
         return 0.01
+
+    def precond_boost(self, whitening: bool) -> float:
+        """Factor of that step size while ``Q`` is young, where PSGD is not told otherwise."""
+        return 1.0
 
     #: whether ``Q`` may be any matrix, so that it has room for all that one pair says
     universal: bool = False

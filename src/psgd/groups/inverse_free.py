@@ -58,9 +58,9 @@ class InverseFree(Group):
 
     @cached_property
     def scale_axis(self) -> int | None:  # type: ignore[override]
-        """The first axis with a diagonal factor, where others have dense ones."""
+        """The first axis with a diagonal factor, if there are others axes."""
         diagonals = [i for i, factor in enumerate(self.factors) if isinstance(factor, DiagonalFactor)]
-        return diagonals[0] if diagonals and len(diagonals) < len(self.factors) else None
+        return diagonals[0] if diagonals and len(self.factors) > 1 else None
 
     def a(self, dgrad: Tensor) -> Tensor:
         return self.precondition(dgrad)

@@ -46,9 +46,11 @@ class Kronecker(Structure):
             raise ValueError(f"inverse_free={self.inverse_free!r}: Kronecker wants True or False")
 
     def precond_lr(self, whitening: bool) -> float:
-        if not self.inverse_free:
-            return 0.01
-        return 0.3 if whitening else 0.1  # whitening draws no random vectors, so its tangents have less noise
+        return 0.1 if self.inverse_free else 0.01
+
+    def precond_boost(self, whitening: bool) -> float:
+        # Whitening draws no random vectors, so its tangents have little noise, and a long step is a good one.
+        return 3.0 if self.inverse_free and whitening else 1.0
 
     @property
     def exact_precond_lr(self) -> float:

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: diagonals of ``E[b bᵀ]``, ``(N, n)`` or ``(N, 1)``, and their squared lengths ``(N,)``
+_Target = tuple[Tensor, Tensor]
+#: ratio by which the size of ``P g`` may be off before ``P`` is multiplied instead of fitted
+OFF = 16.0
+
 
 class Pooled(Groups):
     """Inverse-free groups, fitted together.
@@ -80,6 +85,7 @@ class Pooled(Groups):
             [n for n, count in zip(numels, self.counts, strict=True) for _ in range(count)]
         ).sqrt()
         self._zero = torch.zeros(1, dtype=self.wide, device=like.device)
+        self._one = torch.ones((), dtype=self.wide, device=like.device)
         #: for each factor the number of factors of its block, and the positions of the others, see ``_sum_of_others``
         self.rank = on_device([x for pool in self.pools for x in each(pool, lambda g, _: len(self.groups[g].dims))])
         self.others = sent(self._positions_of_others(), like.device)
@@ -187,6 +193,8 @@ class Pooled(Groups):
         weight: Tensor | None = None,
         tidy: bool = True,
         outs: Sequence[Tensor | None] | None = None,
+        support: Sequence[list[Tensor] | None] | None = None,
+        rescale: bool = False,
     ) -> Preconditioned:
         """One step of every ``Q`` towards whitening ``g``, or ``g / weight``.
 
@@ -202,6 +210,9 @@ class Pooled(Groups):
             weight: for each of all blocks
             tidy: also do what need not be done at every step: turn ``Q`` back to symmetry, and balance the factors
             outs: for each group where the result is to be, or None
+            support: for each group and axis ones for slices in which ``v`` is drawn and zeros for those in which it is
+                zero, ``(B, n)``; None for a group without zeros
+            rescale: also multiply ``P`` of blocks whose ``P g`` is of quite another size than one, see ``_off``
 
         Returns:
             ``P g / weight`` with ``P`` from before the step, which the step needs anyway
@@ -220,13 +231,39 @@ class Pooled(Groups):
             self._at_once(self._damp_, mine, self.pools, Ps, tangents, sizes=Ps)
         Ps.clear()  # as large as the tangents: gone before more is needed
         length = self._see_(whitened, tangents, add=damping > 0)
+        targets, drawn = self._targets(support or [None] * len(self.groups))
+        usable = usable & (drawn > 0)
         descend_ = partial(self._descend_white_, lr, usable)
-        finite = self._at_once(descend_, self.pools, tangents, sizes=tangents)
+        finite = self._at_once(descend_, self.pools, tangents, targets, sizes=tangents)
         tangents.clear()
-        if tidy:
-            self._tidy_(usable, joined(finite))
+        if tidy or rescale:
+            self._tidy_(usable, joined(finite), _off(length / drawn.sqrt()) if rescale else None)
         put_back_(self.pools)
         return Preconditioned(whitened, length)
+
+    def _targets(self, support: Sequence[list[Tensor] | None]) -> tuple[list[_Target], Tensor]:
+        """Diagonal of ``E[b bᵀ]`` for each pool, where ``b`` is white in some slices and zero elsewhere.
+
+        Also returns the number of elements of ``b`` that are not zero, for each block.
+        """
+        if all(slices is None for slices in support):
+            return [(pool.columns[:, None], pool.identity) for pool in self.pools], self.root_numel.square()
+        counts: list[list[Tensor]] = []
+        of: dict[tuple[int, int], Tensor] = {}
+        for g, (group, blocks) in enumerate(zip(self.groups, self.counts, strict=True)):
+            slices = support[g]
+            each = (
+                [s.to(self.wide) for s in slices]
+                if slices is not None
+                else [self._zero.new_ones(blocks, n) for n in group.dims]
+            )
+            counts.append([s.sum(1) for s in each])
+            for axis, s in enumerate(each):
+                columns = math.prod([c for other, c in enumerate(counts[g]) if other != axis], start=self._one)
+                of[g, axis] = s * columns.view(-1, 1)
+        diagonals = [joined([of[member] for member in pool.members]) for pool in self.pools]
+        drawn = joined([math.prod(each[1:], start=each[0]) for each in counts])
+        return [(diagonal, diagonal.square().sum(1)) for diagonal in diagonals], drawn
 
     def _at_once(self, function: Callable[..., T], *arguments: Sequence[Any], sizes: Sequence[Tensor]) -> list[T]:
         """Call a function for each of the arguments; the sizes are those of some tensors."""
@@ -308,21 +345,23 @@ class Pooled(Groups):
         # Lengths of rows take no memory, and little of the device: they go beside the products.
         sizes = [whitened[g].v if S.ndim == 3 else S for (g, _), S in zip(keys, parts, strict=True)]
         seen = dict(zip(keys, self._at_once(see_, *zip(*keys, strict=True), parts, sizes=sizes), strict=True))
-        shortest = [
-            # The lengths of its rows have the same length as an array.
-            next((rows for axis in range(a.v.ndim - 1) if (rows := seen[g, axis]) is not None), a.v)
-            for g, a in enumerate(whitened)
-        ]
+        for g, a in enumerate(whitened):
+            axis = self.groups[g].scale_axis
+            if axis is not None and (rows := seen[g, axis]) is not None:
+                a.slices = along(rows, a.v, axis)
+        # The lengths of its slices have the same length as an array.
+        shortest = [a.v if a.slices is None else a.slices for a in whitened]
         return joined(self._at_once(self._length, shortest, sizes=shortest))
 
-    def _descend_white_(self, lr: float | Tensor, usable: Tensor, pool: Pool, S: Tensor) -> Tensor:
-        """Move the factors of a pool along ``S − columns · I``; return whether that is finite, for each factor."""
+    def _descend_white_(self, lr: float | Tensor, usable: Tensor, pool: Pool, S: Tensor, target: _Target) -> Tensor:
+        """Move the factors of a pool along ``S − target``; return whether that is finite, for each factor."""
         norm, square = norm_(S)
-        frobenius = square.add_(pool.identity).sqrt_()
-        pool.diagonal(S).sub_(pool.columns[:, None])
-        return pool.step_(S, norm + pool.columns, frobenius, lr, usable)
+        diagonal, target_square = target
+        frobenius = square.add_(target_square).sqrt_()
+        pool.diagonal(S).sub_(diagonal)
+        return pool.step_(S, norm + diagonal.amax(1), frobenius, lr, usable)
 
-    def _tidy_(self, usable: Tensor, finite: Tensor | None = None) -> None:
+    def _tidy_(self, usable: Tensor, finite: Tensor | None = None, off: Tensor | None = None) -> None:
         """Turn factors back to symmetry, and move scale between those of a block until all are of one size.
 
         The scales are powers of two, as in ``Group``. Factors over the limit, or so large that their tangent is not
@@ -331,7 +370,10 @@ class Pooled(Groups):
         Args:
             usable: for each block whether there was a step; others keep their factors
             finite: for each factor whether its tangent is finite
+            off: for each block the power of two by which ``Q`` is to be multiplied, or None
         """
+        if off is not None:
+            off = torch.where(usable, off, torch.zeros_like(off)).index_select(0, self.block) * self.first
         usable = usable.index_select(0, self.block)
         sizes = [len(pool.Q) for pool in self.pools]
         for pool, mine in zip(self.pools, usable.split(sizes), strict=True):
@@ -341,6 +383,8 @@ class Pooled(Groups):
         # What someone has put there need not be finite; it must not spread to other blocks, as zero times it would.
         logs = largest_of_each.nan_to_num_(nan=1.0, posinf=1.0).clamp_min_(torch.finfo(self.wide).tiny).log2_()
         powers = balancing_powers(logs, usable, lambda x: self._sum(x) / self.rank, self._sum, self.first)
+        if off is not None:
+            powers.add_(off)
         powers.sub_(usable * (logs + powers - self.most).clamp_min_(0).ceil_())
         if finite is not None:
             powers.sub_(8 * (usable & ~finite))
@@ -367,6 +411,16 @@ class Pooled(Groups):
     def confirm_P(self) -> None:
         for factor in self._matrices:
             factor.confirm_P()
+
+
+def _off(rms: Tensor) -> Tensor:
+    """Power of two to multiply ``Q`` with, so that ``P g`` of some root mean square is of size one again.
+
+    It is zero unless ``P g`` is off by more than ``OFF``: as in the first step, or after the loss was multiplied. ``P``
+    would need many steps to get there, and slices that seldom have a gradient even more.
+    """
+    far = (rms > OFF) | (rms < 1 / OFF)
+    return torch.where(far & (rms > 0), (-0.5 * rms.log2()).round(), torch.zeros_like(rms))
 
 
 def _sides(tangent: Tangent, group: InverseFree) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -38,12 +39,20 @@ class TensorTable:
         starts: for each parameter the position in the buffer where its direction begins
         scales: for each parameter the position of its first scale among all scales, and how ``broadcast`` finds the
             others from there
+        axes: for each parameter and each axis of its preconditioner the position of its first slice among all slices,
+            and how ``broadcast`` finds that of an element from there
     """
 
     #: names of the kernels that must have been compiled
-    kernels = ("check", "average", "subtract")
+    kernels = ("lengths", "average", "subtract")
 
-    def __init__(self, thetas: Sequence[Tensor], starts: Sequence[int], scales: Sequence[tuple[int, int, int]]) -> None:
+    def __init__(
+        self,
+        thetas: Sequence[Tensor],
+        starts: Sequence[int],
+        scales: Sequence[tuple[int, int, int]],
+        axes: Sequence[Sequence[tuple[int, int, int]]],
+    ) -> None:
         self.pointers = [theta.data_ptr() for theta in thetas]
         self.dtype = thetas[0].dtype
         self.numels = numels = [theta.numel() for theta in thetas]
@@ -52,8 +61,21 @@ class TensorTable:
         self.aligned = all(pointer % 16 == 0 for pointer in self.pointers)
         blocks = [(*where, *scale) for *where, scale in zip(self.pointers, numels, starts, scales, strict=True)]
         chunks = [(b, c) for b, numel in enumerate(numels) for c in range(-(-numel // CHUNK))]
-        self.blocks = sent(torch.tensor(blocks, dtype=torch.int64, device="cpu"), thetas[0].device)
-        self.chunks = sent(torch.tensor(chunks, dtype=torch.int32, device="cpu"), thetas[0].device)
+        device = thetas[0].device
+        self.blocks = sent(torch.tensor(blocks, dtype=torch.int64, device="cpu"), device)
+        self.chunks = sent(torch.tensor(chunks, dtype=torch.int32, device="cpu"), device)
+        ends = list(accumulate((-(-numel // CHUNK) for numel in numels), initial=0))
+        #: for each parameter its first chunk, and that of the next parameter
+        self.ends = sent(torch.tensor(ends, dtype=torch.int32, device="cpu"), device)
+        most = max(map(len, axes))
+        padded = [[*each, *[(0, 0, 1)] * (most - len(each))] for each in axes]
+        self.axes = sent(torch.tensor(padded, dtype=torch.int64, device="cpu"), device)
+        owners = torch.empty(sum(n for each in axes for _, n, _ in each), dtype=torch.int64, device="cpu")
+        for b, each in enumerate(axes):
+            for first, n, _ in each:
+                owners[first : first + n] = b
+        #: for each slice the index of its parameter
+        self.owners = sent(owners, device)
 
     def subtract_(self, v: Tensor, scale: Tensor, rate: Tensor, decay: Tensor, usable: Tensor) -> None:
         """``θ ← θ − (rate · scale · v + decay · θ)`` if ``usable``; in one launch, so for all parameters or for none.
@@ -68,10 +90,36 @@ class TensorTable:
         even = self.even and self.aligned and v.data_ptr() % 16 == 0
         self._launch(_subtract, v, scale, rate, decay, usable, even, DTYPES[self.dtype], wide(self.dtype, v.dtype))
 
-    def check_(self, sources: Addresses, usable: Tensor) -> None:
-        """Set a flag to false if any element of the tensors, each like its parameter, is not finite."""
+    def lengths(self, sources: Addresses, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Length of each of some tensors, each like its parameter, and for each whether it has an element of zero.
+
+        A length is not finite if an element is not, or if its square overflows. Sums are always in the same order.
+        """
         even = self.even and sources.aligned
-        self._launch(_check, sources.place, usable.view(torch.uint8), even, DTYPES[self.dtype])
+        device = self.blocks.device
+        sums = torch.empty(len(self.chunks), dtype=dtype, device=device)
+        has_zeros = torch.zeros(len(self.blocks), dtype=torch.uint8, device=device)
+        self._launch(_squares, sources.place, sums, has_zeros, even, DTYPES[self.dtype], wide(dtype))
+        lengths = torch.empty(len(self.blocks), dtype=dtype, device=device)
+        with torch.cuda.device(device):
+            _lengths[(len(self.blocks),)](self.ends, sums, lengths, 1024)
+        return lengths, has_zeros
+
+    def support(self, sources: Addresses, has_zeros: Tensor) -> Tensor:
+        """For each slice of some tensors, each like its parameter, one if it has an element other than zero, or zero.
+
+        Args:
+            sources: addresses of the tensors
+            has_zeros: result of ``lengths``; tensors without zeros are not read again
+
+        Returns:
+            float32, for each tensor and axis all slices
+        """
+        even = self.even and sources.aligned
+        flags = (has_zeros == 0).to(torch.float32).index_select(0, self.owners)
+        axes = self.axes.shape[1]
+        self._launch(_support, sources.place, has_zeros, self.axes, flags, axes, even, DTYPES[self.dtype])
+        return flags
 
     def gather(self, sources: Addresses, out: Tensor) -> None:
         """Copy tensors, each like its parameter, to a buffer like that of the directions."""
@@ -79,20 +127,21 @@ class TensorTable:
         self._launch(_gather, sources.place, out, even, DTYPES[self.dtype])
 
     def average_(
-        self, sources: Addresses, means: Addresses, dtype: torch.dtype, weight: Tensor, usable: Tensor
+        self, sources: Addresses, means: Addresses, dtype: torch.dtype, weight: Tensor, factor: Tensor, usable: Tensor
     ) -> None:
-        """``mean ← mean + weight · (source − mean)`` for tensors like the parameters, if ``usable``.
+        """``mean ← mean + weight · (factor · source − mean)`` for tensors like the parameters, if ``usable``.
 
         Args:
             sources: addresses of the tensors
             means: addresses of the means, which have the same sizes
             dtype: dtype of the means
             weight: one number for each parameter
+            factor: one number for each parameter
             usable: one flag
         """
         even = self.even and sources.aligned and means.aligned
         dtypes = DTYPES[self.dtype], DTYPES[dtype], wide(self.dtype, dtype)
-        self._launch(_average, sources.place, means.place, weight, usable, even, *dtypes)
+        self._launch(_average, sources.place, means.place, weight, factor, usable, even, *dtypes)
 
     def _launch(self, kernel: Any, *arguments: Any) -> None:
         """Launch a kernel with one program for each chunk."""
@@ -165,13 +214,58 @@ def _position(i, numel, n, after):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _check(  # type: ignore[no-untyped-def]
-    blocks, chunks, sources, usable, aligned: tl.constexpr, dtype: tl.constexpr, chunk: tl.constexpr
+def _squares(  # type: ignore[no-untyped-def]
+    blocks,
+    chunks,
+    sources,
+    sums,
+    has_zeros,
+    aligned: tl.constexpr,
+    dtype: tl.constexpr,
+    compute: tl.constexpr,
+    chunk: tl.constexpr,
 ):
     b, i, inside = _chunk(blocks, chunks, aligned, chunk)
-    x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside, other=0)
-    if tl.max(tl.where(tl.abs(x) < float("inf"), 0, 1), 0) > 0:
-        tl.store(usable, 0)
+    x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside, other=0).to(compute)
+    tl.store(sums + tl.program_id(0), tl.sum(x * x, 0))
+    if tl.max(tl.where(inside & (x == 0), 1, 0), 0) > 0:
+        tl.store(has_zeros + b, 1)
+
+
+@jit
+def _lengths(ends, sums, lengths, width: tl.constexpr):  # type: ignore[no-untyped-def]
+    b = tl.program_id(0)
+    end = tl.load(ends + b + 1)
+    total = tl.zeros([width], dtype=sums.dtype.element_ty)
+    for start in range(tl.load(ends + b), end, width):
+        k = start + tl.arange(0, width)
+        total += tl.load(sums + k, mask=k < end, other=0)
+    tl.store(lengths + b, tl.sqrt(tl.sum(total, 0)))
+
+
+@jit
+def _support(  # type: ignore[no-untyped-def]
+    blocks,
+    chunks,
+    sources,
+    has_zeros,
+    axes,
+    flags,
+    count: tl.constexpr,
+    aligned: tl.constexpr,
+    dtype: tl.constexpr,
+    chunk: tl.constexpr,
+):
+    b, i, inside = _chunk(blocks, chunks, aligned, chunk)
+    if tl.load(has_zeros + b) != 0:
+        x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside, other=0)
+        numel = tl.load(blocks + 6 * b + 1)
+        for k in tl.static_range(count):
+            axis = axes + 3 * (count * b + k)
+            n = tl.load(axis + 1).to(tl.int32)
+            if n > 0:
+                at = tl.load(axis) + _position(i, numel, n, tl.load(axis + 2).to(tl.int32))
+                tl.store(flags + at, 1.0, mask=x != 0)  # whoever else writes there writes the same
 
 
 @jit
@@ -190,6 +284,7 @@ def _average(  # type: ignore[no-untyped-def]
     sources,
     means,
     weight,
+    factor,
     usable,
     aligned: tl.constexpr,
     dtype: tl.constexpr,
@@ -201,7 +296,7 @@ def _average(  # type: ignore[no-untyped-def]
     inside = inside & (tl.load(usable) != 0)
     mean = _pointer(means + b, mean_dtype, aligned)
     w = tl.load(weight + b).to(compute)
-    x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside).to(compute)
+    x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside).to(compute) * tl.load(factor + b).to(compute)
     m = tl.load(mean + i, mask=inside).to(compute)
     # Interpolate from the nearer end, so that a weight of one gives the source itself.
     tl.store(mean + i, tl.where(w < 0.5, m + w * (x - m), x - (1 - w) * (x - m)).to(mean_dtype), mask=inside)
@@ -220,16 +315,16 @@ def _try_gather(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> N
     table.gather(here, torch.empty(256, device=device))
 
 
-@trial("check")
-def _try_check(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
-    table, here, zero = _small(device)
-    table.check_(here, zero > 0)
+@trial("lengths")
+def _try_lengths(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
+    table, here, _ = _small(device)
+    table.support(here, table.lengths(here, torch.float32)[1])
 
 
 @trial("average")
 def _try_average(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
     table, here, zero = _small(device)
-    table.average_(here, here, torch.float32, zero, zero > 0)
+    table.average_(here, here, torch.float32, zero, zero, zero > 0)
 
 
 def _small(device: torch.device) -> tuple[TensorTable, Addresses, Tensor]:
@@ -237,4 +332,5 @@ def _small(device: torch.device) -> tuple[TensorTable, Addresses, Tensor]:
     theta = torch.ones(256, device=device)
     here = Addresses(1, device)
     here.point([theta.data_ptr()])
-    return TensorTable([theta], [0], [(0, 1, 256)]), here, torch.zeros(1, device=device)
+    axes = [(0, 16, 16), (16, 16, 1)]  # as many as a matrix has
+    return TensorTable([theta], [0], [(0, 1, 256)], [axes]), here, torch.zeros(1, device=device)

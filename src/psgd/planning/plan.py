@@ -35,8 +35,9 @@ def plan(
 
     Memory is that of the state: ``Q`` and the average of gradients. A step needs more while it lasts, between rare
     updates ``P`` of dense factors is kept beside ``Q``, and every tensor costs about 100 bytes on top. Work is that of
-    the products with ``Q``, see ``Group.flops``, without computing gradients and moving the parameters. Every block belongs to one rank, see
-    ``psgd.ranks.assign``. Blocks are not divided, so some rank has at least the work of the costliest.
+    the products with ``Q``, see ``Group.flops``, without computing gradients and moving the parameters. Every block
+    belongs to one rank, see ``psgd.ranks.assign``. Blocks are not divided, so some rank has at least the work of the
+    costliest.
 
     Args:
         model_or_shapes: a module, which may be on the device ``"meta"``; parameters, named or not, or param groups; or

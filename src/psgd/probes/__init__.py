@@ -5,7 +5,7 @@ from .finite_difference import FiniteDifference
 from .hessian_vector import HessianVector
 from .noise import Noise as Draw
 from .restore import Gradients
-from .schedule import is_due
+from .schedule import is_due, rate_of_Q
 from .whitening import Whitening
 
 __all__ = [
@@ -20,4 +20,5 @@ __all__ = [
     "Probe",
     "Whitening",
     "is_due",
+    "rate_of_Q",
 ]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..criteria import WITHOUT_SOLVES, Criterion
+from ..groups.axes import restrict, support
 from ..groups.base import Groups, Preconditioned
 from ..ops.agreement import Fact, compare
 from ..ops.distributed import average_, is_dtensor, several_ranks
@@ -72,6 +73,8 @@ class Measured:
         sign: −1 for a loss that is maximised, else 1
         chores: result of ``Probe.chores`` for this update
         outs: returns for each group the tensor to write ``P g`` to, or None
+        support: returns for each group the slices with a gradient other than zero, for each axis ``(B, n)`` ones and
+            zeros; None if all have one
     """
 
     average: Average
@@ -81,6 +84,7 @@ class Measured:
     sign: float
     chores: Hashable
     outs: Callable[[], list[Tensor | None]]
+    support: Callable[[], list[list[Tensor] | None]]
 
 
 class Probe(ABC):
@@ -143,8 +147,21 @@ class Probe(ABC):
         Returns:
             the average times ``P`` from before the update, if the probe computes it on the way; else None
         """
-        self.descend_(Q, measured.pairs, measured.sign, criterion, lr, ok)
+        self.descend_(Q, self._restricted(Q, measured), measured.sign, criterion, lr, ok)
         return None
+
+    def _restricted(self, Q: Groups, measured: Measured) -> Iterator[list[Tensor]]:
+        """Pairs in which ``δθ`` is zero in slices that have neither a gradient nor a change of it.
+
+        Such slices, as those of a unit that is never active, would tell ``P`` to grow without bounds; and through the
+        rest of ``P`` the gradients of others would move them.
+        """
+        for group, pair, slices in zip(Q.groups, measured.pairs, measured.support(), strict=True):
+            if slices is not None:
+                changed = support(pair[1], group.dims)
+                either = [torch.maximum(s, c.to(s.dtype)) for s, c in zip(slices, changed, strict=True)]
+                pair[0] = restrict(pair[0], [each.to(pair[0].dtype) for each in either])
+            yield pair
 
     def descend_(
         self, Q: Groups, pairs: Iterable[list[Tensor]], sign: float, criterion: Criterion, lr: float, ok: Tensor

@@ -1,10 +1,13 @@
-"""When ``Q`` is updated."""
+"""When ``Q`` is updated, and by how much."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from typing import Any
+
+#: number of updates in which ``Q`` is young, and then as many in which it grows up, see ``rate_of_Q``
+YOUNG = 150
 
 
 def is_due(options: Mapping[str, Any], step: int) -> bool:
@@ -19,9 +22,30 @@ def is_due(options: Mapping[str, Any], step: int) -> bool:
     every, anneal = options["update_every"], options["update_anneal"]
     if every == 1 or anneal == 0:
         return bool(step % every == 0)
+    before, after = (math.floor(updates_before(options, t)) for t in (step, step + 1))
+    return step == 0 or after > before
 
-    def updates_before(t: int) -> float:
-        within = min(t, anneal)
-        return anneal / math.log(every) * (1 - every ** (-within / anneal)) + (t - within) / every
 
-    return step == 0 or math.floor(updates_before(step + 1)) > math.floor(updates_before(step))
+def updates_before(options: Mapping[str, Any], step: int) -> float:
+    """Number of updates before a step."""
+    every, anneal = options["update_every"], options.get("update_anneal", 0)
+    if every == 1:
+        return step
+    within = min(step, anneal)
+    fast = anneal / math.log(every) * (1 - every ** (-within / anneal)) if anneal else 0.0
+    return fast + (step - within) / every
+
+
+def rate_of_Q(options: Mapping[str, Any], step: int) -> float:
+    """Step size of ``Q``: ``precond_lr``, but ``precond_boost`` times as much at first, and half-way between then.
+
+    A ``Q`` that knows little has far to go; later a smaller step averages over more gradients. There are three values
+    only, so that steps on a GPU need not be recorded anew.
+
+    >>> [rate_of_Q({"precond_lr": 0.1, "precond_boost": 3.0, "update_every": 1}, step) for step in (0, 150, 300)]
+    [0.3, 0.2, 0.1]
+    """
+    age = updates_before(options, step) // YOUNG
+    boost = options["precond_boost"]
+    factor = (boost, (1 + boost) / 2, 1.0)[min(int(age), 2)]
+    return min(round(options["precond_lr"] * factor, 12), max(options["precond_lr"], 0.9))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..criteria import IN_EXPECTATION, Criterion
+from ..groups.axes import restrict
 from ..groups.base import Groups, Preconditioned
 from ..groups.inverse_free import Chores
 from .base import Evaluation, Measured, Noise, Probe
@@ -55,7 +56,11 @@ class Whitening(Probe):
         return Evaluation(loss, [p.grad for p in params])
 
     def fit_(self, Q: Groups, measured: Measured, criterion: Criterion, lr: float, ok: Tensor) -> Preconditioned | None:
-        """Fit ``Q`` to the pair ``(v, g)``: in expectation over ``v ~ N(0, I)`` if ``Q`` can, else for one ``v``."""
+        """Fit ``Q`` to the pair ``(v, g)``: in expectation over ``v ~ N(0, I)`` if ``Q`` can, else for one ``v``.
+
+        ``v`` is zero in slices without a gradient. So a part of the model that gets no gradients any more says nothing
+        of ``P``, which would otherwise grow as fast as the average of the gradients fades.
+        """
         average = measured.average
         of_average = self.of_average or average.weight is None
         if Q.whitens and criterion in IN_EXPECTATION:
@@ -69,21 +74,26 @@ class Whitening(Probe):
                 average.weight if of_average else None,
                 tidy=chores.tidy,
                 outs=measured.outs() if of_average else None,
+                support=measured.support(),
+                rescale=chores.tidy,
             )
             return whitened if of_average else None
         gs = average.unbiased() if of_average else measured.gradients()
         # The arrays have no names of their own, so that nothing but the pair refers to them.
-        pairs = ([next(measured.noise), next(gs)] for _ in Q.groups)
+        pairs = (
+            [next(measured.noise) if slices is None else restrict(next(measured.noise), slices), next(gs)]
+            for slices in measured.support()
+        )
         self.descend_(Q, pairs, measured.sign, criterion, lr, ok)
         return None
 
     def chores(self, step: int, lr: float) -> Chores:
-        """All chores if a user captures the step, which may be the only one; else a pseudorandom choice.
+        """All chores in the first step, or if a user captures the step, which may be the only one.
 
-        So no schedule of updates can miss any of them.
+        Else a pseudorandom choice, so that no schedule of updates can miss any of them.
         """
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        return Chores.all() if capturing else Chores.of(mix(step), lr)
+        return Chores.all() if capturing or step == 0 else Chores.of(mix(step), lr)
 
     def recordable(self, criterion: Criterion) -> bool:
         return criterion in IN_EXPECTATION and self._fits_as(Whitening)

@@ -14,7 +14,7 @@ from ..groups import Group
 from . import options
 
 #: entries that a state may lack: those of options not in use, and those that older versions did not write
-_OPTIONAL = {"momentum", "momentum_weight", "skipped"}
+_OPTIONAL = {"momentum", "momentum_weight", "skipped", "grad_length"}
 
 
 def checked_groups(
@@ -131,6 +131,8 @@ def _converted(value: Any, like: Tensor, name: str, where: str) -> Tensor:
         raise ValueError(f"{where}[{name!r}]: {why}; PSGD cannot go on from it")
     if name == "momentum_weight" and not 0 <= float(copy) < 1.001:
         raise ValueError(f"{where}[{name!r}]: {float(copy)}; PSGD wants a sum of weights, between 0 and 1")
+    if name == "grad_length" and float(copy) < 0:
+        raise ValueError(f"{where}[{name!r}]: {float(copy)}; PSGD wants a length of at least 0")
     return copy
 
 

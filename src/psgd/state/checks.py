@@ -11,6 +11,8 @@ from torch import Tensor
 
 from ..blocks import Block
 from ..groups import Structure
+from ..ops.distributed import local
+from ..ops.real import precise_dtype
 from ..probes.closures import is_finite
 from .memory import available_bytes, readable
 
@@ -175,10 +177,11 @@ def describe(k: Kind) -> str:
 
 
 def finite(loss: Any, grads: Mapping[int, Tensor], step: int, name: Callable[[int], str]) -> None:
-    """Raise if the loss or a gradient is not finite; this makes the host wait for the device."""
-    bad = [name(i) for i, grad in grads.items() if not bool(torch.isfinite(grad).all())]
+    """Raise if the loss, a gradient or its length is not finite; this makes the host wait for the device."""
+    lengths = {i: torch.linalg.vector_norm(local(grad), dtype=precise_dtype([grad])) for i, grad in grads.items()}
+    bad = [name(i) for i, length in lengths.items() if not bool(torch.isfinite(length))]
     if bad:
-        raise FloatingPointError(f"step {step}: the gradient of {', '.join(bad)} is not finite")
+        raise FloatingPointError(f"step {step}: the gradient of {', '.join(bad)} is not finite, or its length is not")
     good = bool(torch.isfinite(loss).all()) if isinstance(loss, Tensor) else is_finite(loss)
     if not good:
         raise FloatingPointError(f"step {step}: the loss is {loss.tolist() if isinstance(loss, Tensor) else loss}")

@@ -40,12 +40,14 @@ def _rate(value: Any) -> bool:
 _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "lr": (_rate, "a finite number of at least 0, or a tensor with one"),
     "precond_lr": (lambda v: _number(v) and 0 < v < 1, "a number between 0 and 1, both excluded"),
+    "precond_boost": (lambda v: _number(v) and 1 <= v < math.inf, "a finite number of at least 1"),
     "momentum": (lambda v: _number(v) and 0 <= v < 1, "a number of at least 0 and less than 1"),
     "weight_decay": (lambda v: _number(v) and 0 <= v < math.inf, "a finite number of at least 0"),
     "update_every": (lambda v: _whole(v, 1), "a whole number of at least 1 and less than 2⁶³"),
     "update_anneal": (lambda v: _whole(v, 0), "a whole number of at least 0 and less than 2⁶³"),
     "max_rms": (lambda v: _number(v) and v > 0, "a positive number, which may be infinite"),
     "max_norm": (lambda v: v is None or (_number(v) and v > 0), "a positive number, or None for no limit"),
+    "clip_outliers": (lambda v: _number(v) and v > 1, "a number greater than 1, which may be infinite"),
     "seed": (lambda v: _whole(v, -(2**63), 2**64 - 1), "a whole number of at least −2⁶³ and less than 2⁶⁴"),
     "maximize": (lambda v: isinstance(v, bool), "True or False"),
 }

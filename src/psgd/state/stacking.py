@@ -32,7 +32,7 @@ def stack_of(
         device: device of the state
         averaging: whether gradients are averaged; averages that are missing start at zero
     """
-    names = [*template.buffers()]
+    names = [*template.buffers(), "grad_length"]
     if averaging:
         names += AVERAGE
         add_averages(states, blocks[0].shape, dtype, device)
@@ -40,7 +40,8 @@ def stack_of(
         name: states[0][name][None].contiguous() if len(states) == 1 else torch.stack([state[name] for state in states])
         for name in names
     }
-    return Stack(blocks, template.bind(buffers), {name: buffers[name] for name in AVERAGE if averaging}, dtype)
+    average = {name: buffers[name] for name in AVERAGE if averaging}
+    return Stack(blocks, template.bind(buffers), average, buffers["grad_length"], dtype)
 
 
 def add_rows(states: Sequence[dict[str, Tensor]], buffers: Mapping[str, Tensor]) -> None:
@@ -74,6 +75,6 @@ def side_by_side(stacks: Sequence[Stack], key: Callable[[Stack], Hashable]) -> l
             for (k, name, _), part in zip(same, joined, strict=True):
                 moved[k][name] = part
     return [
-        Stack(stack.blocks, stack.group.bind(buffers), stack.average, stack.dtype)
+        Stack(stack.blocks, stack.group.bind(buffers), stack.average, stack.grad_length, stack.dtype)
         for stack, buffers in zip(stacks, moved, strict=True)
     ]

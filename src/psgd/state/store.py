@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..blocks import Block, Blocks
 from ..engine.bucket import Bucket
+from ..engine.graphs import without_garbage_collection
 from ..engine.part import having
 from ..engine.stack import AVERAGE, Stack
 from ..groups import Group, Structure
@@ -112,6 +113,8 @@ class Store:
             for block in self.blocks_of.divide(numbered)
         ]
 
+    # Everything made here stays, so that looking for garbage meanwhile finds none, and costs half of the time.
+    @without_garbage_collection()
     def adopt(self, index: int, group: Mapping[str, Any]) -> None:
         """Add a param group, and create the missing parts of its state."""
         divided = self.divide(group["params"], first=len(self.params))
@@ -137,6 +140,8 @@ class Store:
                     del state[name]
             if new:
                 add_rows(new, self.structure.init(shape, batch=len(new), dtype=dtype, device=device).buffers())
+            if old := [s for s in states if "grad_length" not in s]:  # also of states saved by an older version
+                add_rows(old, {"grad_length": torch.zeros(len(old), dtype=precise, device=device)})
             if group["momentum"] > 0:
                 add_averages(states, shape, precise, device)
         self._stacks = None
@@ -272,12 +277,18 @@ class Store:
         if self._stacks is None or any(
             entries.get(name) is not view for entries, views in self._views.values() for name, view in views.items()
         ):
-            self._views = {}
-            self._stacks = self._new_stacks()
-            for stack in self._stacks:
-                self._share_views(stack)
-            self._buckets = self._new_buckets(self._stacks)
+            self._stack_again()
+        assert self._stacks is not None
         return self._stacks
+
+    @without_garbage_collection()
+    def _stack_again(self) -> None:
+        """Make stacks and buckets from the state."""
+        self._views = {}
+        self._stacks = self._new_stacks()
+        for stack in self._stacks:
+            self._share_views(stack)
+        self._buckets = self._new_buckets(self._stacks)
 
     @torch.inference_mode(False)
     @torch.no_grad()

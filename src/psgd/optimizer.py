@@ -39,7 +39,8 @@ class PSGD(Optimizer):
         &\quad \theta \leftarrow \theta - \text{lr}\, (d + \text{weight\_decay}\; \theta)
         \end{aligned}
 
-    The dense factors of ``Kronecker()`` move in other coordinates, which need no inverse.
+    The dense factors of ``Kronecker()`` move in other coordinates, which need no inverse. For a block with several axes
+    they match ``P δg`` with ``δθ`` along each axis, summed over the others, which is not exactly the minimum of ``c3``.
     A step whose loss or gradients are not finite changes nothing; it is counted in ``state[p]["skipped"]``.
 
     Args:

@@ -404,3 +404,31 @@ def test_gradients_are_whitened(dtype: torch.dtype, condition: float, limit: flo
         G = L[0] @ torch.randn(1, *shape, generator=generator, dtype=torch.float64) @ L[1]
         pooled.whiten_([G.to(dtype)], 0.1 if step < 250 else 0.03, 1e-6, YES, tidy=step % 8 == 0)
     assert error() < limit
+
+
+@pytest.mark.parametrize(("shape", "max_dense"), [((4, 5), 2048), ((3, 5, 2), 4)], ids=str)
+def test_several_factors_match_the_covariances_along_each_axis(shape: tuple[int, ...], max_dense: int):
+    """``tr_others(P R_g P) = tr_others(I)``, in which a gradient counts by one over what its step is normalised by.
+
+    If ``R_g`` is no Kronecker product, it is not ``P R_g P = I``.
+    """
+    generator = torch.Generator().manual_seed(0)
+    numel = math.prod(shape)
+    mixing = torch.randn(numel, numel, generator=generator, dtype=torch.float64)
+    samples = (torch.randn(40, numel, generator=generator, dtype=torch.float64) @ mixing).view(40, 1, *shape)
+    group = Kronecker(max_dense).init(shape, dtype=torch.float64, device="cpu")
+    pooled = Pooled([group])
+    for t in range(1600):
+        pooled.whiten_([samples[t % 40].clone()], 0.2 if t < 400 else 0.03 if t < 800 else 0.005, 0.0, YES)
+    seen = torch.cat([group.precondition(sample) for sample in samples])
+    for axis, n in enumerate(shape):
+        A = seen.movedim(axis + 1, 1).flatten(2)
+        each, expected = A @ A.mT, numel / n * torch.eye(n, dtype=torch.float64)
+        if n > max_dense:  # a diagonal factor sees the diagonal
+            each = torch.diag_embed(each.diagonal(dim1=1, dim2=2))
+        weights = 1 / (torch.linalg.matrix_norm(each, 2) + numel / n)
+        covariance = (weights.view(-1, 1, 1) * each).sum(0) / weights.sum()
+        torch.testing.assert_close(covariance, expected, rtol=0.03, atol=0.03 * numel / n)
+    R_g = samples.flatten(1).mT @ samples.flatten(1) / len(samples)
+    P = group.dense()[0].mT @ group.dense()[0]
+    assert (P @ R_g @ P - torch.eye(numel, dtype=torch.float64)).norm() > 0.3

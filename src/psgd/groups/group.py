@@ -21,8 +21,9 @@ from .factor import Factor, LeftFactor
 class Group:
     """A stack of B elements ``Q = Q_0 ⊗ Q_1 ⊗ …`` acting on arrays of shape ``(B, *shape)``.
 
-    Laws: ``solve(apply(v)) = v``, ``solve_t(apply_t(v)) = v``, ``⟨apply(u), v⟩ = ⟨u, apply_t(v)⟩``, and ``descend_``
-    moves along minus the gradient of the criterion that gave the tangent, projected onto the group.
+    Laws: ``solve(apply(v)) = v``, ``solve_t(apply_t(v)) = v``, ``⟨apply(u), v⟩ = ⟨u, apply_t(v)⟩``, and, in the
+    coordinates of the paper (``left``), ``descend_`` moves along minus the gradient of the criterion that gave the
+    tangent, projected onto the group.
 
     Args:
         dims: how the group sees a block: its sizes along the axes of the factors

@@ -50,6 +50,8 @@ class Chores(NamedTuple):
 class InverseFree(Group):
     """A Kronecker product of near-symmetric and diagonal factors, in the coordinates ``dQ = Q^½ E Q^1.5``.
 
+    With one factor, steps descend criterion 3. With several, each axis sees ``P δg`` and ``δθ`` as they are, and steps
+    vanish on average where ``tr_others(P R_g P) = tr_others(R_θ)`` for every axis: the derivation is in docs/method.md.
     ``Pooled`` fits many such groups at once, and whitens without random numbers.
     """
 

@@ -158,11 +158,11 @@ def _lengths(self: TensorTable, sources: Addresses, lengths: torch.Tensor, has_z
     for b, (address, (_, numel, *_)) in enumerate(zip(sources.place.tolist(), blocks_of(self), strict=True)):
         x = at(address, numel, self.dtype)
         lengths[b] = torch.linalg.vector_norm(x, dtype=lengths.dtype)
-        has_zeros[b] = (x == 0).any()
+        has_zeros[b] = (x == 0).sum() >= self.smallest[b]
 
 
 def lengths(self: TensorTable, sources: Addresses, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    results = torch.empty(len(self.blocks), dtype=dtype), torch.empty(len(self.blocks), dtype=torch.uint8)
+    results = torch.empty(len(self.blocks), dtype=dtype), torch.empty(len(self.blocks), dtype=torch.bool)
     _lengths(self, sources, *results)
     return results
 

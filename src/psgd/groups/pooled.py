@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,10 +30,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: diagonals of ``E[b bᵀ]``, ``(N, n)`` or ``(N, 1)``, and their squared lengths ``(N,)``
-_Target = tuple[Tensor, Tensor]
 #: ratio by which the size of ``P g`` may be off before ``P`` is multiplied instead of fitted
 OFF = 16.0
+
+
+class _Target(NamedTuple):
+    """``E[b bᵀ]`` of the factors of a pool, which is diagonal."""
+
+    #: ``(N, n)`` or ``(N, 1)``
+    diagonal: Tensor
+    #: its largest element, ``(N,)``
+    norm: Tensor
+    #: sum of its squares, ``(N,)``
+    square: Tensor
 
 
 class Pooled(Groups):
@@ -85,22 +94,33 @@ class Pooled(Groups):
             [n for n, count in zip(numels, self.counts, strict=True) for _ in range(count)]
         ).sqrt()
         self._zero = torch.zeros(1, dtype=self.wide, device=like.device)
-        self._one = torch.ones((), dtype=self.wide, device=like.device)
+        self._one = torch.ones(1, dtype=self.wide, device=like.device)
         #: for each factor the number of factors of its block, and the positions of the others, see ``_sum_of_others``
         self.rank = on_device([x for pool in self.pools for x in each(pool, lambda g, _: len(self.groups[g].dims))])
         self.others = sent(self._positions_of_others(), like.device)
+        #: position of the first factor of each block
+        self.first_of_block = sent(self._positions_of_firsts(), like.device)
+
+    def _rows(self) -> dict[tuple[int, int], slice]:
+        """Positions, pool by pool, of the factors of each group and axis."""
+        starts = accumulate((len(pool.Q) for pool in self.pools), initial=0)
+        return {
+            key: slice(start + part.start, start + part.stop)
+            for pool, start in zip(self.pools, starts, strict=False)
+            for key, part in pool.rows.items()
+        }
+
+    def _positions_of_firsts(self) -> Tensor:
+        rows = self._rows()
+        firsts = [rows[g, 0] for g in range(len(self.groups))]
+        return torch.cat([torch.arange(part.start, part.stop, device="cpu") for part in firsts])
 
     def _positions_of_others(self) -> Tensor:
         """For each factor the positions, pool by pool, of the other factors of its block.
 
         Where a block has fewer factors than another one, the position after the last factor stands for those it lacks.
         """
-        starts = accumulate((len(pool.Q) for pool in self.pools), initial=0)
-        rows = {
-            key: slice(start + part.start, start + part.stop)
-            for pool, start in zip(self.pools, starts, strict=False)
-            for key, part in pool.rows.items()
-        }
+        rows = self._rows()
         count, most = len(self.block), max(len(group.dims) for group in self.groups)
         others = torch.full((count, most - 1), count, dtype=torch.int64, device="cpu")
         for (g, axis), mine in rows.items():
@@ -247,23 +267,24 @@ class Pooled(Groups):
         Also returns the number of elements of ``b`` that are not zero, for each block.
         """
         if all(slices is None for slices in support):
-            return [(pool.columns[:, None], pool.identity) for pool in self.pools], self.root_numel.square()
-        counts: list[list[Tensor]] = []
-        of: dict[tuple[int, int], Tensor] = {}
-        for g, (group, blocks) in enumerate(zip(self.groups, self.counts, strict=True)):
+            each = [_Target(pool.columns[:, None], pool.columns, pool.identity) for pool in self.pools]
+            return each, self.root_numel.square()
+
+        def drawn_in(g: int, axis: int) -> Tensor:
             slices = support[g]
-            each = (
-                [s.to(self.wide) for s in slices]
-                if slices is not None
-                else [self._zero.new_ones(blocks, n) for n in group.dims]
-            )
-            counts.append([s.sum(1) for s in each])
-            for axis, s in enumerate(each):
-                columns = math.prod([c for other, c in enumerate(counts[g]) if other != axis], start=self._one)
-                of[g, axis] = s * columns.view(-1, 1)
-        diagonals = [joined([of[member] for member in pool.members]) for pool in self.pools]
-        drawn = joined([math.prod(each[1:], start=each[0]) for each in counts])
-        return [(diagonal, diagonal.square().sum(1)) for diagonal in diagonals], drawn
+            if slices is None:
+                return self._one.new_ones(self.counts[g], self.groups[g].dims[axis])
+            return slices[axis].to(self.wide)
+
+        drawn = [joined([drawn_in(*member) for member in pool.members]) for pool in self.pools]
+        # For each factor its slices, and the columns of a slice: the product over the other axes of the block.
+        count = joined([slices.sum(1) for slices in drawn])
+        columns = torch.cat([count, self._one])[self.others].prod(1)
+        norm, square = columns * (count > 0), columns.square() * count
+        sizes = [len(slices) for slices in drawn]
+        parts = zip(drawn, columns.split(sizes), norm.split(sizes), square.split(sizes), strict=True)
+        targets = [_Target(slices * c[:, None], n, q) for slices, c, n, q in parts]
+        return targets, (count * columns).index_select(0, self.first_of_block)
 
     def _at_once(self, function: Callable[..., T], *arguments: Sequence[Any], sizes: Sequence[Tensor]) -> list[T]:
         """Call a function for each of the arguments; the sizes are those of some tensors."""
@@ -356,10 +377,9 @@ class Pooled(Groups):
     def _descend_white_(self, lr: float | Tensor, usable: Tensor, pool: Pool, S: Tensor, target: _Target) -> Tensor:
         """Move the factors of a pool along ``S − target``; return whether that is finite, for each factor."""
         norm, square = norm_(S)
-        diagonal, target_square = target
-        frobenius = square.add_(target_square).sqrt_()
-        pool.diagonal(S).sub_(diagonal)
-        return pool.step_(S, norm + diagonal.amax(1), frobenius, lr, usable)
+        frobenius = square.add_(target.square).sqrt_()
+        pool.diagonal(S).sub_(target.diagonal)
+        return pool.step_(S, norm + target.norm, frobenius, lr, usable)
 
     def _tidy_(self, usable: Tensor, finite: Tensor | None = None, off: Tensor | None = None) -> None:
         """Turn factors back to symmetry, and move scale between those of a block until all are of one size.

@@ -76,6 +76,9 @@ class TensorTable:
                 owners[first : first + n] = b
         #: for each slice the index of its parameter
         self.owners = sent(owners, device)
+        smallest = [numel // max(n for _, n, _ in each) for numel, each in zip(numels, axes, strict=True)]
+        #: for each parameter the number of elements of its smallest slices
+        self.smallest = sent(torch.tensor(smallest, dtype=torch.int32, device="cpu"), device)
 
     def subtract_(self, v: Tensor, scale: Tensor, rate: Tensor, decay: Tensor, usable: Tensor) -> None:
         """``θ ← θ − (rate · scale · v + decay · θ)`` if ``usable``; in one launch, so for all parameters or for none.
@@ -91,34 +94,36 @@ class TensorTable:
         self._launch(_subtract, v, scale, rate, decay, usable, even, DTYPES[self.dtype], wide(self.dtype, v.dtype))
 
     def lengths(self, sources: Addresses, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Length of each of some tensors, each like its parameter, and for each whether it has an element of zero.
+        """Length of each of some tensors, each like its parameter, and for each whether it may have slices of zeros.
 
         A length is not finite if an element is not, or if its square overflows. Sums are always in the same order.
         """
         even = self.even and sources.aligned
         device = self.blocks.device
         sums = torch.empty(len(self.chunks), dtype=dtype, device=device)
-        has_zeros = torch.zeros(len(self.blocks), dtype=torch.uint8, device=device)
-        self._launch(_squares, sources.place, sums, has_zeros, even, DTYPES[self.dtype], wide(dtype))
+        zeros = torch.zeros(len(self.blocks), dtype=torch.int32, device=device)
+        self._launch(_squares, sources.place, sums, zeros, even, DTYPES[self.dtype], wide(dtype))
         lengths = torch.empty(len(self.blocks), dtype=dtype, device=device)
         with torch.cuda.device(device):
             _lengths[(len(self.blocks),)](self.ends, sums, lengths, 1024)
-        return lengths, has_zeros
+        return lengths, zeros >= self.smallest
 
     def support(self, sources: Addresses, has_zeros: Tensor) -> Tensor:
         """For each slice of some tensors, each like its parameter, one if it has an element other than zero, or zero.
 
         Args:
             sources: addresses of the tensors
-            has_zeros: result of ``lengths``; tensors without zeros are not read again
+            has_zeros: result of ``lengths``; tensors with too few zeros for a slice are not read again
 
         Returns:
             float32, for each tensor and axis all slices
         """
         even = self.even and sources.aligned
-        flags = (has_zeros == 0).to(torch.float32).index_select(0, self.owners)
+        flags = (~has_zeros).to(torch.float32).index_select(0, self.owners)
         axes = self.axes.shape[1]
-        self._launch(_support, sources.place, has_zeros, self.axes, flags, axes, even, DTYPES[self.dtype])
+        self._launch(
+            _support, sources.place, has_zeros.view(torch.uint8), self.axes, flags, axes, even, DTYPES[self.dtype]
+        )
         return flags
 
     def gather(self, sources: Addresses, out: Tensor) -> None:
@@ -219,7 +224,7 @@ def _squares(  # type: ignore[no-untyped-def]
     chunks,
     sources,
     sums,
-    has_zeros,
+    zeros,
     aligned: tl.constexpr,
     dtype: tl.constexpr,
     compute: tl.constexpr,
@@ -228,8 +233,9 @@ def _squares(  # type: ignore[no-untyped-def]
     b, i, inside = _chunk(blocks, chunks, aligned, chunk)
     x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside, other=0).to(compute)
     tl.store(sums + tl.program_id(0), tl.sum(x * x, 0))
-    if tl.max(tl.where(inside & (x == 0), 1, 0), 0) > 0:
-        tl.store(has_zeros + b, 1)
+    count = tl.sum(tl.where(inside & (x == 0), 1, 0), 0)
+    if count > 0:
+        tl.atomic_add(zeros + b, count)  # whole numbers: in any order the same
 
 
 @jit
@@ -241,6 +247,25 @@ def _lengths(ends, sums, lengths, width: tl.constexpr):  # type: ignore[no-untyp
         k = start + tl.arange(0, width)
         total += tl.load(sums + k, mask=k < end, other=0)
     tl.store(lengths + b, tl.sqrt(tl.sum(total, 0)))
+
+
+@jit
+def _near(start, after, n, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``(i // after) % n`` for positions ``i`` from ``start`` on: many, for which a division of each costs too much."""
+    first = start // after
+    steps = _quotient(start - first * after + tl.arange(0, chunk), after, chunk)
+    at = first % n + steps
+    return at - n * _quotient(at, n, chunk)
+
+
+@jit
+def _quotient(t, by, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``t // by`` for ``t < by + chunk``: the product with the reciprocal is exact enough for numbers as small."""
+    if by > chunk:  # noqa: SIM108
+        quotient = (t >= by).to(tl.int32)
+    else:
+        quotient = ((t.to(tl.float32) + 0.5) * (1.0 / by)).to(tl.int32)
+    return quotient
 
 
 @jit
@@ -259,13 +284,15 @@ def _support(  # type: ignore[no-untyped-def]
     b, i, inside = _chunk(blocks, chunks, aligned, chunk)
     if tl.load(has_zeros + b) != 0:
         x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside, other=0)
-        numel = tl.load(blocks + 6 * b + 1)
+        start = tl.load(chunks + 2 * tl.program_id(0).to(tl.int64) + 1) * chunk
         for k in tl.static_range(count):
             axis = axes + 3 * (count * b + k)
             n = tl.load(axis + 1).to(tl.int32)
             if n > 0:
-                at = tl.load(axis) + _position(i, numel, n, tl.load(axis + 2).to(tl.int32))
-                tl.store(flags + at, 1.0, mask=x != 0)  # whoever else writes there writes the same
+                at = tl.load(axis) + _near(start, tl.load(axis + 2).to(tl.int32), n, chunk)
+                # Whoever else writes there writes the same. Nearly always somebody has, and many writes would queue up.
+                new = (x != 0) & (tl.load(flags + at, mask=inside, other=1.0) == 0)
+                tl.store(flags + at, 1.0, mask=new)
 
 
 @jit

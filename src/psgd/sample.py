@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,11 +87,17 @@ def work_of(sample: Sample, probe: Probe, store: Store, ranks: Ranks) -> Work:
         Tensors(mine),
         Pairs(evaluation.pairs),
         due,
-        [{**group, "precond_lr": rate_of_Q(group, int(store.clock))} for group in store.groups],
+        [_young(group, int(store.clock)) for group in store.groups],
         _noise(store),
         given=mine,
         flags=[*decisions, *checked],
     )
+
+
+def _young(group: Mapping[str, Any], step: int) -> Mapping[str, Any]:
+    """Param group with the step size that ``Q`` has at its age."""
+    rate = rate_of_Q(group, step)
+    return group if rate == group["precond_lr"] else {**group, "precond_lr": rate}
 
 
 def _noise(store: Store) -> Callable[[int], Tensor]:

@@ -123,7 +123,7 @@ class Bucket:
             return None
         kept = [stack.grad_length for stack in self.stacks]
         longest = joined(kept)
-        factor = torch.where(longest > 0, (most * longest / lengths).clamp_(max=1), torch.ones_like(longest))
+        factor = (most * longest).div_(lengths).clamp_(max=1).masked_fill_(longest == 0, 1)
         new = torch.where(ok, torch.maximum(longest * FADING, lengths * factor), longest)
         torch._foreach_copy_(kept, self.split(new))
         return factor

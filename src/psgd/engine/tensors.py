@@ -47,12 +47,13 @@ class Tensors:
 
     def support(self, bucket: Bucket) -> list[list[Tensor] | None]:
         """Slices of each stack that are not zero, see ``Measured``."""
-        each: list[list[Tensor] | None] = []
-        for stack, g in zip(bucket.stacks, self.pack(bucket), strict=True):
+        given = [as_real(self.by_position[i]) for i in bucket.positions if i in self.by_position]
+        if bucket.device.type == "cpu" and len(given) == len(bucket.positions):
             # The host can look at a CPU's tensors without waiting; nearly always that is all there is to do.
-            dense = g.device.type == "cpu" and bool(g.abs().amin() > 0)
-            each.append(None if dense else support(g, stack.group.dims))
-        return each
+            smallest = torch.stack([g.abs().amin() for g in given]).amin()
+            if bool(smallest > 0):
+                return [None] * len(bucket.stacks)
+        return [support(g, s.group.dims) for s, g in zip(bucket.stacks, self.pack(bucket), strict=True)]
 
     def average_(self, bucket: Bucket, weight: float, limit: Tensor | None, ok: Tensor) -> None:
         """``m ← m + weight (limit · g − m)`` for the averages of a bucket, and the same for the sum of their weights.

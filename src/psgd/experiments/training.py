@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import islice
 from math import isfinite
@@ -30,8 +31,8 @@ def optimizer(method: str, model: nn.Module, lr: float, *, seed: int, **options:
     if method in PLAIN:
         return PLAIN[method](model.parameters(), lr=lr)
     groups = Affine.groups(model) if isinstance(options.get("blocks"), Affine) else model.parameters()
-    options = {"preconditioner": Kronecker(inverse_free=False)} | options
-    return PSGD(groups, lr, criterion=CRITERIA[method], seed=seed, **options)
+    paper: dict[str, Any] = {"preconditioner": Kronecker(inverse_free=False), "clip_outliers": math.inf}
+    return PSGD(groups, lr, criterion=CRITERIA[method], seed=seed, **(paper | options))
 
 
 def losses(

@@ -45,7 +45,9 @@ def rate_of_Q(options: Mapping[str, Any], step: int) -> float:
     >>> [rate_of_Q({"precond_lr": 0.1, "precond_boost": 3.0, "update_every": 1}, step) for step in (0, 150, 300)]
     [0.3, 0.2, 0.1]
     """
-    age = updates_before(options, step) // YOUNG
     boost = options["precond_boost"]
+    if boost == 1:
+        return float(options["precond_lr"])
+    age = updates_before(options, step) // YOUNG
     factor = (boost, (1 + boost) / 2, 1.0)[min(int(age), 2)]
     return min(round(options["precond_lr"] * factor, 12), max(options["precond_lr"], 0.9))

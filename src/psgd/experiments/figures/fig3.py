@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
@@ -56,7 +57,8 @@ def train(
     else:
         optimizer: torch.optim.Optimizer = torch.optim.SGD([w], lr)
         if method in CRITERIA:
-            optimizer = PSGD([w], lr, preconditioner=Dense(), criterion=CRITERIA[method], max_norm=max_norm, seed=seed)
+            options = {"criterion": CRITERIA[method], "max_norm": max_norm, "clip_outliers": math.inf, "seed": seed}
+            optimizer = PSGD([w], lr, preconditioner=Dense(), **options)  # type: ignore[arg-type]
         steps = losses(optimizer, partial(equalizer.loss, w), data)
     for row in averaged(steps, iterations, EVERY):
         yield {**row, "ISI": equalizer.isi(w)}

@@ -360,8 +360,8 @@ MUTANTS = [
         "groups/test_pooled.py::test_one_step_is_that_of_dense_matrices",
         (
             "the norm of the other factors is not squared",
-            "self._sum_of_others(norms).mul_(2)",
-            "self._sum_of_others(norms)",
+            "self.factors.sum_of_others(norms).mul_(2)",
+            "self.factors.sum_of_others(norms)",
         ),
         ("white noise has the wrong sign", "pool.diagonal(S).sub_(", "pool.diagonal(S).add_("),
     ),
@@ -372,12 +372,12 @@ MUTANTS = [
         ("a gradient that exploded is followed", " & (rms < eps**-2)", ""),
     ),
     *of(
-        "groups/pooled.py",
+        "groups/all_factors.py",
         "groups/test_pooled.py::test_factors_whose_tangent_overflows_become_smaller",
         ("factors with an infinite tangent stay", "powers.sub_(8 * (usable & ~finite))", "pass"),
     ),
     *of(
-        "groups/pooled.py",
+        "groups/all_factors.py",
         "laws/test_descent.py::test_a_q_over_the_limit_is_made_smaller_by_a_power_of_two",
         ("factors have no limit", "self.most).clamp_min_(0)", "self.most).clamp_min_(0).mul_(0)"),
         ("factors of blocks without a step are limited", "powers.sub_(usable * (logs", "powers.sub_((logs"),
@@ -460,8 +460,9 @@ MUTANTS = [
         ("slices are not limited", "(bound / self.slices).clamp_(max=1)", "torch.ones_like(self.slices)"),
     ),
     *of(
-        "groups/pooled.py",
+        "groups/all_factors.py",
         "laws/test_trust.py::test_p_starts_at_the_scale_of_the_first_gradients",
+        ("an infinite size makes Q zero", " & (rms < torch.inf)", ""),
         ("P starts as the identity", "(-0.5 * rms.log2()).round()", "torch.zeros_like(rms)"),
         ("P starts at the wrong scale", "(-0.5 * rms.log2()).round()", "(-rms.log2()).round()"),
     ),

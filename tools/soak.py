@@ -4,8 +4,8 @@
 
 Two optimizers train the same network on the same mini-batches. One of them meets, at random: a gradient of NaN or
 infinity, a loss multiplied by up to 1e12, a gradient of 1e30, gradients that are zero for a while, and parameters
-without a gradient for a while. Every ``--checkpoint`` steps it is saved, and a new one goes on from the file. At the end its loss
-must be close to that of the other, memory must not have grown, and all of ``Q`` must be finite.
+without a gradient for a while. Every ``--checkpoint`` steps it is saved, and a new one goes on from the file. At the
+end its loss must be close to that of the other, memory must not have grown, and all of ``Q`` must be finite.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def test_an_interrupt_anywhere_in_balancing_leaves_p_as_it_is(case, dtype):
     def balance_(group: Group) -> None:
         if isinstance(group, InverseFree):
             pooled = Pooled([group])
-            pooled._tidy_(usable)
+            pooled.factors.tidy_(usable)
             put_back_(pooled.pools)
         else:
             group._balance_(usable)

@@ -267,6 +267,23 @@ def test_p_starts_at_the_scale_of_the_first_gradients(structure, scale):
             assert 0.2 < rms(theta.detach() - before) < 1.2
 
 
+def test_p_starts_at_the_scale_of_the_first_gradients_but_never_at_zero():
+    """A ``P g`` that overflows makes ``Q`` smaller, but leaves it what it is."""
+    theta = nn.Parameter(torch.zeros(4, 4))
+    optimizer = PSGD([theta], lr=0.0, probe=Whitening())
+    theta.grad = torch.randn(4, 4)
+    optimizer.step()
+    for name in ("Q0_root", "Q1_root"):
+        optimizer.state[theta][name].mul_(1e10)
+    for _ in range(30):
+        theta.grad = torch.randn(4, 4) * 1e3
+        optimizer.step()
+        for name in ("Q0_root", "Q1_root"):
+            Q = optimizer.state[theta][name]
+            assert bool(Q.isfinite().all())
+            assert Q.norm() > 0
+
+
 def test_powers_of_two_scale_all_numbers_of_a_run():
     """So a loss multiplied by a power of two has the same steps to the last bit once ``P`` has its scale."""
 

@@ -85,7 +85,10 @@ def test_memory_of_ten_thousand_tensors():
 def test_the_first_step_of_ten_thousand_tensors():
     params = many(10_000, (16, 16))
     with one_thread():
-        assert min(seconds(lambda: new(params).step()) for _ in range(3)) < 1 + 20e-6 * len(params)
+        few, all_of_them = (min(seconds(lambda p=p: new(p).step()) for _ in range(2)) for p in (params[:2500], params))
+    # A second and 20 µs for each tensor on a machine that does nothing else; here others may be at work.
+    assert all_of_them < 2 * (1 + 20e-6 * len(params))
+    assert all_of_them < 6 * few + 0.5
 
 
 @pytest.mark.slow
@@ -104,7 +107,7 @@ def test_nothing_is_quadratic(what: str):
         "add_param_group": lambda: new(params[:1]).add_param_group({"params": params[1:]}),
     }
     with one_thread():
-        assert min(seconds(tasks[what]) for _ in range(2)) < 0.5 + 250e-6 * len(params)
+        assert min(seconds(tasks[what]) for _ in range(2)) < 0.5 + 500e-6 * len(params)
 
 
 @pytest.mark.slow

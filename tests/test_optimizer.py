@@ -700,6 +700,17 @@ def test_gradients_are_left_as_the_closure_made_them():
             assert torch.equal(p.grad, q.grad)
 
 
+def test_a_step_size_of_ones_own_has_no_boost():
+    def boosts(**options) -> list[float]:
+        optimizer = PSGD([{"params": [torch.zeros(2)]}, {"params": [torch.ones(2)], **options}], probe=Whitening())
+        return [group["precond_boost"] for group in optimizer.param_groups]
+
+    assert boosts() == [3.0, 3.0]
+    assert boosts(precond_lr=0.3) == [3.0, 1.0]
+    assert boosts(precond_lr=0.3, precond_boost=2.0) == [3.0, 2.0]
+    assert PSGD([torch.zeros(2)], probe=Whitening(), precond_lr=0.2).param_groups[0]["precond_boost"] == 1.0
+
+
 def test_repr_says_what_there_is():
     model = small_model()
     optimizer = PSGD(model.parameters(), lr=0.05)

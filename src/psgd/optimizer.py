@@ -69,8 +69,8 @@ class PSGD(Optimizer):
             which makes it about 1, else infinite
         max_norm: largest length of the preconditioned gradient of all parameters together
         clip_outliers: largest ratio of the length of a block's gradient to that of the longest one of about the last
-            hundred steps. Longer ones are shortened to it, so that an outlier costs a few steps and not the run;
-            ``math.inf`` for the gradients as they are.
+            hundred steps. Longer ones are shortened to it, so that an outlier costs a few steps and not the run, unless
+            it is the very first gradient; ``math.inf`` for the gradients as they are.
         seed: seed of the probe's random numbers, which are a function of seed, step and parameter alone
         maximize: maximise the loss instead of minimising it
         cuda_graph: record the steps of inverse-free factors on a GPU and replay them, which costs the host far less
@@ -211,10 +211,12 @@ class PSGD(Optimizer):
                 m = bucket.average_(work.grads, own["momentum"], limit, ok)  # m ← β m + (1 − β) g
                 d = None
                 if fits:  # Q ← (I − μ ∇E / ‖∇E‖) Q
-                    d = self.probe.fit_(bucket.Q, work.measured(bucket, m, room), self.criterion, own["precond_lr"], ok)
+                    d = self.probe.fit_(
+                        bucket.Q, work.measured(bucket, m, limit, room), self.criterion, own["precond_lr"], ok
+                    )
                 if d is None:  # d = QᵀQ m
                     d = bucket.precondition(m, own["update_every"] > 1, room)
-            directions.append(bucket.direction(d, limit, own["max_rms"], room))
+            directions.append(bucket.direction(d, own["max_rms"], room))
         motion = Motion(work.buckets, directions, work.groups, self._ranks.length)  # lr, less for max_rms and max_norm
         ok_everywhere = self._agree([*work.ok.values(), *motion.is_finite()])
         for device, count in self._store.skipped.items():
@@ -279,6 +281,8 @@ class PSGD(Optimizer):
         where = f" in param group {index}"
         group = checks.param_group(param_group, self._choice_names, index)
         checks.new_parameters(group["params"], self._store.params, where)
+        if "precond_lr" in group:  # a step size of one's own has no boost, unless that is given too
+            group.setdefault("precond_boost", 1.0)
         options.check({**self.defaults, **group}, where)
         tensors = checks.tensors_of(group["params"])
         self._ranks.check_new(tensors, where)

@@ -61,7 +61,7 @@ def direction_of(bucket: Bucket, lengths: Sequence[float] | Tensor, divisor: Ten
         for stack in bucket.stacks
     ]
     length = torch.as_tensor(lengths, dtype=bucket.dtype, device=bucket.device)
-    return bucket.direction(Preconditioned(arrays, length, divisor), None, math.inf, Room(bucket))
+    return bucket.direction(Preconditioned(arrays, length, divisor), math.inf, Room(bucket))
 
 
 def store_of(*groups: Sequence[nn.Parameter], structure: Structure = Kronecker(), **numbers: Any) -> Store:

@@ -228,9 +228,7 @@ def test_few_blocks_without_gradients_rest_in_their_bucket(missing: list[int]):
         overwrite_(part)
     check_rows(bucket, before, given)
     d = Preconditioned([], torch.full((8,), torch.inf))
-    assert [
-        i for i, length in enumerate(part.direction(d, None, math.inf, Room(part)).length) if length == 0
-    ] == missing
+    assert [i for i, length in enumerate(part.direction(d, math.inf, Room(part)).length) if length == 0] == missing
 
 
 @pytest.mark.parametrize(("given", "changed"), [([*range(1, 8)], [*range(1, 8)]), ([0, 1], [])], ids=["most", "some"])

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from psgd import PSGD, Dense, Diagonal, FiniteDifference, Kronecker, LimitedMemory, LowRank, Whitening
-from psgd.groups.base import Structure
+from psgd.groups.all_factors import power_to_one
+from psgd.groups.base import Scaled, Structure
 from psgd.probes import Probe
 from tests.emulated import emulated_graphs
 
@@ -282,6 +283,80 @@ def test_p_starts_at_the_scale_of_the_first_gradients_but_never_at_zero():
             Q = optimizer.state[theta][name]
             assert bool(Q.isfinite().all())
             assert Q.norm() > 0
+
+
+def step_of(optimizer: PSGD, theta: nn.Parameter, grad: Tensor) -> float:
+    before = theta.detach().clone()
+    theta.grad = grad.clone()
+    optimizer.step()
+    return rms(theta.detach() - before)
+
+
+def test_a_mini_batch_that_touches_few_rows_leaves_the_scale_of_p():
+    torch.manual_seed(0)
+    theta = nn.Parameter(torch.zeros(1000))
+    optimizer = PSGD([theta], lr=1.0, probe=Whitening())
+    for t in range(80):
+        grad = 0.01 * torch.randn(1000)
+        if t > 40 and t % 3 == 0:
+            grad[1:] = 0
+        size = step_of(optimizer, theta, grad)
+        assert t < 10 or size > 0.4
+
+
+@pytest.mark.parametrize(
+    "options", [{"probe": Whitening(of_average=False)}, {"probe": Whitening(), "momentum": 0.0}], ids=str
+)
+@pytest.mark.parametrize("max_dense", [2048, 4])
+def test_outliers_do_not_change_the_scale_of_p(options, max_dense):
+    torch.manual_seed(0)
+    theta = nn.Parameter(torch.zeros(16, 24))
+    optimizer = PSGD([theta], lr=1.0, preconditioner=Kronecker(max_dense), **options)
+    sizes = [
+        step_of(optimizer, theta, 0.01 * torch.randn(16, 24) * (1e6 if t > 60 and t % 10 == 0 else 1))
+        for t in range(120)
+    ]
+    usual = sorted(sizes[30:60])[15]
+    assert min(sizes[61:]) > 0.2 * usual
+    assert max(sizes[61:]) < 6 * usual
+
+
+def test_gradients_of_zero_leave_the_limit_of_outliers():
+    torch.manual_seed(0)
+    theta = nn.Parameter(torch.zeros(4, 6))
+    optimizer = PSGD([theta], lr=1.0, probe=Whitening())
+    for grad in [torch.randn(4, 6) for _ in range(50)] + [torch.zeros(4, 6)] * 1000:
+        step_of(optimizer, theta, grad)
+    assert step_of(optimizer, theta, torch.randn(4, 6)) > 0.05
+
+
+def test_a_negative_q_is_of_the_same_size():
+    torch.manual_seed(0)
+    theta = nn.Parameter(torch.zeros(4, 3))
+    optimizer = PSGD([theta], lr=1.0, probe=Whitening())
+    optimizer.state[theta]["Q0_root"].neg_()
+    for _ in range(40):
+        assert 0.1 < step_of(optimizer, theta, torch.randn(4, 3)) < 1.2
+        assert optimizer.state[theta]["Q0_root"].abs().max() < 100
+
+
+def test_slices_are_limited():
+    v = torch.ones(2, 3, 4)
+    scale = torch.tensor([1.0, 10.0, 0.0]).expand(2, 3).reshape(2, 3, 1)
+    for divisor in (None, torch.tensor([1.0, 2.0])):
+        a = Scaled(v.clone(), scale.clone())
+        a.length()
+        length = a.limit_slices_(5.0, divisor)
+        limits = torch.tensor([5.0, 5.0 if divisor is None else 10.0])
+        torch.testing.assert_close(a.scale[:, 1, 0], limits)
+        torch.testing.assert_close(a.scale[:, 0, 0], torch.ones(2))
+        torch.testing.assert_close(length, (4 + 4 * limits**2).sqrt())
+
+
+def test_sizes_that_are_not_finite_change_no_scale():
+    length = torch.tensor([torch.inf, torch.nan, 0.0, 3.0, 3.0 * 2**10, 3.0 * 2**-10])
+    nine = torch.full((6,), 9.0)
+    assert power_to_one(length, nine, nine).tolist() == [0, 0, 0, 0, -5, 5]
 
 
 def test_powers_of_two_scale_all_numbers_of_a_run():

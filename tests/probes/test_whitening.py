@@ -37,8 +37,8 @@ def fitted(damping: float, chores: float) -> Tensor:
     group = Kronecker().init((4,), dtype=torch.float64, device="cpu")
     g = torch.tensor([[1.0, 2.0, 3.0, 0.0]], dtype=torch.float64)
     measured = Measured(
-        average=Average(lambda: [g], None),
-        gradients=lambda: iter([g]),
+        average=Average(lambda: [g], None, averaged=False),
+        gradients=Average(lambda: [g], None, averaged=False),
         pairs=iter(()),
         noise=iter(()),
         sign=1.0,

@@ -124,17 +124,18 @@ class Bucket:
         kept = [stack.grad_length for stack in self.stacks]
         longest = joined(kept)
         factor = (most * longest).div_(lengths).clamp_(max=1).masked_fill_(longest == 0, 1)
-        new = torch.where(ok, torch.maximum(longest * FADING, lengths * factor), longest)
+        new = torch.where(ok & (lengths > 0), torch.maximum(longest * FADING, lengths * factor), longest)
         torch._foreach_copy_(kept, self.split(new))
         return factor
 
     def average_(self, grads: Tensors, momentum: float, limit: Tensor | None, ok: Tensor) -> Average:
-        """``m ← β m + (1 − β) g`` for limited gradients; without momentum the gradients themselves, not limited.
+        """``m ← β m + (1 − β) g`` for limited gradients; without momentum the gradients themselves.
 
-        The result is divided by the sum of the weights, so that it is unbiased from the first step on.
+        The result is divided by the sum of the weights, so that it is unbiased from the first step on; gradients
+        without momentum are divided by what limits them.
         """
         if not self.averaging:
-            return Average(lambda: list(grads.pack(self)), None)
+            return Average(lambda: list(grads.pack(self)), None if limit is None else 1 / limit, averaged=False)
         grads.average_(self, 1 - momentum, limit, ok)
         weights = [stack.average["momentum_weight"] for stack in self.stacks]
         # Before the first usable gradient both are zero.
@@ -154,27 +155,23 @@ class Bucket:
             return d
         return Preconditioned(d.arrays, d.length.to(self.dtype) / m.weight, m.weight)
 
-    def direction(self, d: Preconditioned, limit: Tensor | None, max_rms: float, room: Room) -> Direction:
+    def direction(self, d: Preconditioned, max_rms: float, room: Room) -> Direction:
         """``P m`` with the buffer it lies in.
 
         Args:
             d: ``P m``
-            limit: factor for each block, if ``m`` are gradients that are still to be limited
             max_rms: largest root mean square of a block; that of a slice along an axis with a diagonal factor, such as
                 the row of an embedding, may be ``SLICE`` times as large
             room: where the result was to be
         """
-        buffer, length, divisor = room.buffer, d.length.to(self.dtype), d.divisor
+        buffer, length = room.buffer, d.length.to(self.dtype)
         if max_rms < math.inf:
             length = self._limit_slices_(d, length, SLICE * max_rms)
-        if limit is not None and not self.averaging:
-            length = length * limit
-            divisor = 1 / limit
         if buffer is not None and any(
             part.data_ptr() != a.v.data_ptr() for part, a in zip(self.parts_of(buffer), d.arrays, strict=True)
         ):
             buffer = None  # a group that ignored where the result was to be
-        return Direction(d.arrays, length, divisor, buffer)
+        return Direction(d.arrays, length, d.divisor, buffer)
 
     def _limit_slices_(self, d: Preconditioned, length: Tensor, most: float) -> Tensor:
         """Shorten slices, see ``Scaled.limit_slices_``; return the new length of each block."""

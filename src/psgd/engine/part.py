@@ -109,9 +109,9 @@ class MostOfBucket(Bucket):
         finally:
             _put_(kept)
 
-    def direction(self, d: Preconditioned, limit: Tensor | None, max_rms: float, room: Room) -> Direction:
+    def direction(self, d: Preconditioned, max_rms: float, room: Room) -> Direction:
         """Blocks that rest have directions of length zero, which nobody applies."""
-        direction = super().direction(d, limit, max_rms, room)
+        direction = super().direction(d, max_rms, room)
         direction.length = torch.where(self._among.has_gradient, direction.length, 0.0)
         return direction
 

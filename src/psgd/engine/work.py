@@ -48,11 +48,13 @@ class Work:
         self.lengths = {bucket: self.grads.lengths(bucket) for bucket in self.buckets}
         return [length.amax() < torch.inf for length in self.lengths.values()]
 
-    def measured(self, bucket: Bucket, m: Average, room: Room) -> Measured:
+    def measured(self, bucket: Bucket, m: Average, limit: Tensor | None, room: Room) -> Measured:
         """Everything that the probe needs to fit all ``Q`` of a bucket."""
         return Measured(
             average=m,
-            gradients=lambda: self.grads.pack(bucket),
+            gradients=Average(
+                lambda: list(self.grads.pack(bucket)), None if limit is None else 1 / limit, averaged=False
+            ),
             pairs=self.pairs.take(bucket),
             noise=(stack.pack({i: self.noise(i) for i in stack.params()}) for stack in bucket.stacks),
             sign=-1.0 if self.groups[bucket.group]["maximize"] else 1.0,

@@ -170,7 +170,7 @@ class AllFactors:
         for pool, mine in zip(self.pools, usable.split(sizes), strict=True):
             if pool.dense:
                 turn_(pool.Q, mine)
-        largest_of_each = torch.cat([pool.diagonal(pool.Q).amax(1).to(self.wide) for pool in self.pools])
+        largest_of_each = torch.cat([pool.diagonal(pool.Q).abs().amax(1).to(self.wide) for pool in self.pools])
         # What someone has put there need not be finite; it must not spread to other blocks, as zero times it would.
         logs = largest_of_each.nan_to_num_(nan=1.0, posinf=1.0).clamp_min_(torch.finfo(self.wide).tiny).log2_()
         powers = balancing_powers(logs, usable, lambda x: self._sum(x) / self.rank, self._sum, self.first)
@@ -189,11 +189,20 @@ class AllFactors:
             scale_all_(Qs, scales)
 
 
-def power_to_one(rms: Tensor) -> Tensor:
-    """Power of two to multiply ``Q`` with, so that ``P g`` of some root mean square is of size one again.
+def power_to_one(length: Tensor, numel: Tensor, drawn: Tensor) -> Tensor:
+    """Power of two to multiply ``Q`` with, so that ``P g`` of some length is of size one again, for each block.
 
     It is zero unless ``P g`` is off by more than ``OFF``: as in the first step, or after the loss was multiplied. ``P``
-    would need many steps to get there, and slices that seldom have a gradient even more.
+    would need many steps to get there, and slices that seldom have a gradient even more. If few slices have a gradient
+    now, an average over all may still be of size one: ``P g`` is too long only if it is for all of its elements, and
+    too short only if it is for those that have a gradient.
+
+    Args:
+        length: length of ``P g``
+        numel: number of its elements
+        drawn: number of those that have a gradient
     """
-    far = ((rms > OFF) & (rms < torch.inf)) | ((rms < 1 / OFF) & (rms > 0))
+    over, under = length / numel.sqrt(), length / drawn.sqrt()
+    rms = torch.where(over > OFF, over, under)
+    far = ((over > OFF) & (over < torch.inf)) | ((under < 1 / OFF) & (under > 0))
     return torch.where(far, (-0.5 * rms.log2()).round(), torch.zeros_like(rms))

@@ -60,7 +60,7 @@ class InverseFree(Group):
 
     @cached_property
     def scale_axis(self) -> int | None:  # type: ignore[override]
-        """The first axis with a diagonal factor, if there are others axes."""
+        """The first axis with a diagonal factor, if there are other axes."""
         diagonals = [i for i, factor in enumerate(self.factors) if isinstance(factor, DiagonalFactor)]
         return diagonals[0] if diagonals and len(self.factors) > 1 else None
 

@@ -163,7 +163,11 @@ class Pooled(Groups):
         finite = self._at_once(descend_, self.pools, tangents, targets, sizes=tangents)
         tangents.clear()
         if tidy or rescale:
-            self.factors.tidy_(usable, joined(finite), power_to_one(length / drawn.sqrt()) if rescale else None)
+            self.factors.tidy_(
+                usable,
+                joined(finite),
+                power_to_one(length, self.factors.root_numel.square(), drawn) if rescale else None,
+            )
         put_back_(self.pools)
         return Preconditioned(whitened, length)
 

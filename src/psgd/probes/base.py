@@ -40,12 +40,14 @@ class Average:
 
     Args:
         pack: returns an array ``(B, *shape)`` for each group of ``Q``; called when they are first needed
-        weight: for each block the sum of the weights, by which its average is to be divided; None for gradients
+        weight: for each block what it is to be divided by, such as the sum of the weights of an average, or None
+        averaged: whether it is an average, and not the gradients themselves
     """
 
-    def __init__(self, pack: Callable[[], list[Tensor]], weight: Tensor | None) -> None:
+    def __init__(self, pack: Callable[[], list[Tensor]], weight: Tensor | None, averaged: bool = True) -> None:
         self._pack = pack
         self.weight = weight
+        self.averaged = averaged
 
     @cached_property
     def arrays(self) -> list[Tensor]:
@@ -53,7 +55,7 @@ class Average:
         return self._pack()
 
     def unbiased(self) -> Iterator[Tensor]:
-        """``m / weight``: an average without bias from the first step on."""
+        """``m / weight``: an average without bias from the first step on, or limited gradients."""
         if self.weight is None:
             yield from self.arrays
             return
@@ -67,7 +69,7 @@ class Measured:
 
     Args:
         average: averaged gradients
-        gradients: returns the gradients, made one by one
+        gradients: gradients, which are packed only if they are asked for
         pairs: ``[δθ, δg]`` for each group, made on demand; the caller owns them
         noise: standard normal numbers for each group, made on demand
         sign: −1 for a loss that is maximised, else 1
@@ -78,7 +80,7 @@ class Measured:
     """
 
     average: Average
-    gradients: Callable[[], Iterator[Tensor]]
+    gradients: Average
     pairs: Iterator[list[Tensor]]
     noise: Iterator[Tensor]
     sign: float

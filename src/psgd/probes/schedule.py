@@ -37,7 +37,7 @@ def updates_before(options: Mapping[str, Any], step: int) -> float:
 
 
 def rate_of_Q(options: Mapping[str, Any], step: int) -> float:
-    """Step size of ``Q``: ``precond_lr``, but ``precond_boost`` times as much at first, and half-way between then.
+    """Step size of ``Q``: first ``precond_boost`` times ``precond_lr``, then the mean of both, and last ``precond_lr``.
 
     A ``Q`` that knows little has far to go; later a smaller step averages over more gradients. There are three values
     only, so that steps on a GPU need not be recorded anew.
@@ -50,4 +50,4 @@ def rate_of_Q(options: Mapping[str, Any], step: int) -> float:
         return float(options["precond_lr"])
     age = updates_before(options, step) // YOUNG
     factor = (boost, (1 + boost) / 2, 1.0)[min(int(age), 2)]
-    return min(round(options["precond_lr"] * factor, 12), max(options["precond_lr"], 0.9))
+    return min(float(f"{options['precond_lr'] * factor:.12g}"), max(options["precond_lr"], 0.9))

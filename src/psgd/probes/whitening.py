@@ -61,24 +61,24 @@ class Whitening(Probe):
         ``v`` is zero in slices without a gradient. So a part of the model that gets no gradients any more says nothing
         of ``P``, which would otherwise grow as fast as the average of the gradients fades.
         """
-        average = measured.average
-        of_average = self.of_average or average.weight is None
+        of_average = self.of_average or not measured.average.averaged
+        fitted = measured.average if of_average else measured.gradients
         if Q.whitens and criterion in IN_EXPECTATION:
             chores = measured.chores
             assert isinstance(chores, Chores)
             whitened = Q.whiten_(
-                [g.to(Q.dtype) for g in (average.arrays if of_average else measured.gradients())],
+                [g.to(Q.dtype) for g in fitted.arrays],
                 lr,
                 self.relative_damping(Q.dtype) * chores.damping,
                 ok,
-                average.weight if of_average else None,
+                fitted.weight,
                 tidy=chores.tidy,
                 outs=measured.outs() if of_average else None,
                 support=measured.support(),
                 rescale=chores.tidy,
             )
             return whitened if of_average else None
-        gs = average.unbiased() if of_average else measured.gradients()
+        gs = fitted.unbiased()
         # The arrays have no names of their own, so that nothing but the pair refers to them.
         pairs = (
             [next(measured.noise) if slices is None else restrict(next(measured.noise), slices), next(gs)]

@@ -35,7 +35,8 @@ def checked_groups(
         raise ValueError(
             f"state_dict['param_groups']: groups of {their_sizes} parameters; this optimizer has groups of {sizes}"
         )
-    completed = [{**defaults, **group} for group in theirs]
+    # A step size of Q that was saved before there was a boost has none.
+    completed = [{**defaults, "precond_boost": 1.0, **group} for group in theirs]
     for i, group in enumerate(completed):
         options.check(group, f" in state_dict['param_groups'][{i}]")
     return completed
@@ -103,6 +104,9 @@ def _checked_entries(
             raise ValueError(f"{where}[{name!r}]: missing{_other(name)}")
     if ("momentum" in copies) != ("momentum_weight" in copies):
         raise ValueError(f"{where}['momentum']: it comes with 'momentum_weight', or not at all")
+    average = copies.get("momentum")
+    if average is not None and not average.is_meta and not copies["momentum_weight"] and bool(average.any()):
+        raise ValueError(f"{where}['momentum']: not zero, but its weights are; PSGD cannot go on from it")
     if template is not None and not any(copy.is_meta for copy in copies.values()):
         fault = template.bind({name: copies[name][None] for name in template.buffers()}).fault()
         if fault is not None:
@@ -123,8 +127,8 @@ def _converted(value: Any, like: Tensor, name: str, where: str) -> Tensor:
     copy = value.detach().to(like.device, like.dtype, copy=True)
     if copy.is_meta:  # there are no numbers
         return copy
-    if name in ("step", "skipped") and int(copy) < 0:
-        raise ValueError(f"{where}[{name!r}]: {int(copy)}; PSGD wants a count of at least 0")
+    if name in ("step", "skipped") and not 0 <= int(copy) < 2**53:
+        raise ValueError(f"{where}[{name!r}]: {int(copy)}; PSGD wants a count of at least 0 and less than 2⁵³")
     if not bool(torch.isfinite(copy).all()):
         lost = bool(torch.isfinite(value).all())
         why = f"too large for {like.dtype}, to which it is converted" if lost else "not finite"

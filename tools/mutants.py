@@ -1086,8 +1086,12 @@ MUTANTS = [
     ),
     *of(
         "diagnostics.py",
-        "test_diagnostics.py::test_matrix_free_equals_exact_on_small_problems",
+        "test_diagnostics.py::test_matrix_free_estimates_know_their_errors",
         ("the spread is a variance", "return variance.sqrt()", "return variance"),
+    ),
+    *of(
+        "diagnostics.py",
+        "test_diagnostics.py::test_matrix_free_equals_exact_on_small_problems",
         ("Q H Qᵀ with Q and its transpose swapped", "stack.group.apply_t(part) for", "stack.group.apply(part) for"),
     ),
     *of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ from .ops.agreement import Fact, compare
 from .probes import Evaluation, FiniteDifference, Probe
 from .ranks import Alone, Ranks, ranks_of
 from .sample import measure, work_of
-from .state import Store, checkpoint, checks, loading, options, summary
+from .state import Store, checkpoint, checks, facts, loading, options, summary
 
 
 class PSGD(Optimizer):
@@ -229,16 +228,7 @@ class PSGD(Optimizer):
         return self._ranks.all_true(flags.agree(decisions, self._store.skipped))
 
     def _facts(self) -> list[Fact]:
-        """Facts about model and choices."""
-        store, chosen = self._store, [_in_words(getattr(self, name)) for name in self._choice_names]
-        dtypes = [str(p.dtype) for p in store.params]
-        names = [name for group in self.param_groups for name in group.get("param_names", ())]
-        return [
-            *store.facts(),
-            Fact(lambda i: f"the dtype of {store.name(i)}", dtypes),
-            Fact(lambda i: f"the name of parameter {i}", names),
-            Fact(lambda k: self._choice_names[k], chosen),
-        ]
+        return facts.of_model(self._store, {name: getattr(self, name) for name in self._choice_names})
 
     def _notice_changes(self) -> None:
         self._store.attach(self.state, self.param_groups)
@@ -272,8 +262,8 @@ class PSGD(Optimizer):
         """
         self._notice_changes()
         store = self._store
-        facts = [*self._facts(), *store.contents(self._ranks.has_all)]
-        compare("check_replicas", facts, "PSGD wants replicas to be the same", None, group, store.params[0].device)
+        all_facts = [*self._facts(), *facts.of_contents(store, self._ranks.has_all)]
+        compare("check_replicas", all_facts, "PSGD wants replicas to be the same", None, group, store.params[0].device)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, at any time; they start from ``Q = I``."""
@@ -335,8 +325,3 @@ class PSGD(Optimizer):
         choices += [choice for choice in (self.precond_dtype, self.normalize) if choice is not None]
         top = summary.headline(type(self).__name__, choices, self.param_groups, options.NAMES)
         return f"{top}\n{summary.table(self.stacks, self._store.params)}"
-
-
-def _in_words(choice: Any) -> str:
-    """Choice as it reads on every rank: without addresses of memory and numbers of devices."""
-    return re.sub(r"0x[0-9a-f]+|cuda:\d+", "…", repr(choice))

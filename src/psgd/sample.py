@@ -13,7 +13,7 @@ from .ops import as_real, part_of
 from .ops.agreement import Fact
 from .probes import Draw, Evaluation, Gradients, Probe, is_due, rate_of_Q
 from .ranks import Ranks
-from .state import Store, checks, options
+from .state import Store, checks, facts, options
 
 _ADVICE = "PSGD wants it to be the same on all ranks"
 
@@ -56,7 +56,7 @@ def measure(
             sample.evaluation = probe(closure, store.params, moved, lambda i: part_of(draw(i), store.params[i]), start)
             sample.grads = checks.gradients(store.kinds, sample.evaluation.grads, store.name)
         step = f"step {int(store.clock)}"
-        ranks.same(step, lambda: facts(sample, store, error_if_nonfinite), _ADVICE, caught.error)
+        ranks.same(step, lambda: facts_of_step(sample, store, error_if_nonfinite), _ADVICE, caught.error)
         sample.grads = ranks.align(sample.grads, store.params)
         if error_if_nonfinite:
             loss = ranks.deciding_loss(sample.evaluation.loss)
@@ -117,13 +117,13 @@ def _check(closure: Callable[[], Any] | None, probe: Probe, store: Store) -> Non
     store.check_kinds()
 
 
-def facts(sample: Sample, store: Store, error_if_nonfinite: bool) -> list[Fact]:
+def facts_of_step(sample: Sample, store: Store, error_if_nonfinite: bool) -> list[Fact]:
     """Facts that enter a step: ranks with others would move parameters differently, or wait for each other forever."""
     pairs = sample.evaluation.pairs
     return [
         Fact(lambda _: "the number of steps taken", [store.clock]),
         Fact(lambda _: "error_if_nonfinite", [error_if_nonfinite]),
-        *store.facts(),
+        *facts.of_groups(store),
         Fact(
             lambda i: f"whether {store.name(i)} has a gradient", [i in sample.grads for i in range(len(store.params))]
         ),

@@ -38,7 +38,7 @@ def fitted(damping: float, chores: float) -> Tensor:
     g = torch.tensor([[1.0, 2.0, 3.0, 0.0]], dtype=torch.float64)
     measured = Measured(
         average=Average(lambda: [g], None, averaged=False),
-        gradients=Average(lambda: [g], None, averaged=False),
+        gradients=lambda: Average(lambda: [g], None, averaged=False),
         pairs=iter(()),
         noise=iter(()),
         sign=1.0,

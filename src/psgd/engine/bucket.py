@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .part import Division
 
 
-#: factor by which the length of the longest gradient of late fades in a step
+#: factor by which the length of the longest recent gradient fades in a step
 FADING = 0.99
 #: largest root mean square of a slice, relative to that of its block
 SLICE = 3.0
@@ -114,10 +114,11 @@ class Bucket:
         return all(stack.single for stack in self.stacks)
 
     def limit_(self, lengths: Tensor, most: float, ok: Tensor) -> Tensor | None:
-        """Factor that shortens the gradient of each block to ``most`` times the longest of late, or None.
+        """Factor for each block that makes its gradient at most ``most`` times as long as the longest recent one.
 
-        The longest of late fades slowly, and is itself not lifted by more than that in a step. So an outlier of any
-        size changes the averages by little, and gradients that stay long are soon as long as they are.
+        The length of the longest recent gradient fades slowly, and rises by at most the same factor in a step. So an
+        outlier of any size changes the averages by little, and if gradients stay long, they are no longer shortened
+        after a few steps. None if nothing is limited.
         """
         if most == math.inf:
             return None
@@ -135,12 +136,16 @@ class Bucket:
         without momentum are divided by what limits them.
         """
         if not self.averaging:
-            return Average(lambda: list(grads.pack(self)), None if limit is None else 1 / limit, averaged=False)
+            return self.limited(grads, limit)
         grads.average_(self, 1 - momentum, limit, ok)
         weights = [stack.average["momentum_weight"] for stack in self.stacks]
         # Before the first usable gradient both are zero.
         weight = torch.cat(weights).clamp_min_(torch.finfo(self.dtype).tiny)
         return Average(lambda: [stack.average["momentum"] for stack in self.stacks], weight)
+
+    def limited(self, grads: Tensors, limit: Tensor | None) -> Average:
+        """Gradients themselves, to be divided by what limits them."""
+        return Average(lambda: list(grads.pack(self)), None if limit is None else 1 / limit, averaged=False)
 
     def precondition(self, m: Average, keep: bool, room: Room) -> Preconditioned:
         """``P m`` for averaged gradients.

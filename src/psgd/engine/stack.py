@@ -25,7 +25,7 @@ class Stack:
         group: their ``Q``
         average: the average of gradients, and the sum of its weights: ``{"momentum": …, "momentum_weight": …}``, or
             empty
-        grad_length: length of the longest gradient of late, for each block; zero before the first one
+        grad_length: length of the longest recent gradient of each block; zero before the first one
         dtype: dtype of gradients, averages and steps; ``Q`` may be less precise
     """
 

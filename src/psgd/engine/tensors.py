@@ -95,7 +95,7 @@ class TensorsAtAddresses(Tensors):
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         super().__init__({})
         self.addresses = {bucket: Addresses(len(bucket.positions), bucket.device) for bucket in buckets}
-        #: for each tensor of a bucket whether it has an element that is zero
+        #: for each tensor of a bucket whether it has enough zeros for a slice of them
         self._has_zeros: dict[Bucket, Tensor] = {}
 
     def point(self, tensors: Mapping[int, Tensor]) -> None:
@@ -109,7 +109,7 @@ class TensorsAtAddresses(Tensors):
         return lengths
 
     def support(self, bucket: Bucket) -> list[list[Tensor] | None]:
-        """Slices that are not zero; ``lengths`` must have been asked before, which finds tensors without any zero."""
+        """Slices that are not zero; ``lengths`` must have been asked before, which counts the zeros of each tensor."""
         assert bucket.table is not None
         flags = bucket.table.support(self.addresses[bucket], self._has_zeros[bucket])
         dims = [stack.group.dims for stack in bucket.stacks]

@@ -52,9 +52,7 @@ class Work:
         """Everything that the probe needs to fit all ``Q`` of a bucket."""
         return Measured(
             average=m,
-            gradients=Average(
-                lambda: list(self.grads.pack(bucket)), None if limit is None else 1 / limit, averaged=False
-            ),
+            gradients=lambda: bucket.limited(self.grads, limit),
             pairs=self.pairs.take(bucket),
             noise=(stack.pack({i: self.noise(i) for i in stack.params()}) for stack in bucket.stacks),
             sign=-1.0 if self.groups[bucket.group]["maximize"] else 1.0,

@@ -69,7 +69,7 @@ class Measured:
 
     Args:
         average: averaged gradients
-        gradients: gradients, which are packed only if they are asked for
+        gradients: returns the gradients, with what limits them
         pairs: ``[δθ, δg]`` for each group, made on demand; the caller owns them
         noise: standard normal numbers for each group, made on demand
         sign: −1 for a loss that is maximised, else 1
@@ -80,7 +80,7 @@ class Measured:
     """
 
     average: Average
-    gradients: Average
+    gradients: Callable[[], Average]
     pairs: Iterator[list[Tensor]]
     noise: Iterator[Tensor]
     sign: float

@@ -28,8 +28,8 @@ def evaluate_loss(closure: Closure, probe: str) -> Any:
     if loss is None or isinstance(loss, Tensor) or _number(loss) is not None:
         return loss
     raise ValueError(
-        f"closure: it returned {describe(loss)}; {probe} wants the loss alone, a tensor or a number, or None, as one "
-        "that is not finite calls off the step"
+        f"closure: it returned {describe(loss)}; {probe} wants the loss alone, as a tensor or a number, or None: "
+        "the step is skipped if the loss is not finite"
     )
 
 

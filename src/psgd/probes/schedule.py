@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-#: number of updates in which ``Q`` is young, and then as many in which it grows up, see ``rate_of_Q``
+#: number of updates with the first of three step sizes of ``Q``, and with the second, see ``rate_of_Q``
 YOUNG = 150
 
 

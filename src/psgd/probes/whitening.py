@@ -62,7 +62,7 @@ class Whitening(Probe):
         of ``P``, which would otherwise grow as fast as the average of the gradients fades.
         """
         of_average = self.of_average or not measured.average.averaged
-        fitted = measured.average if of_average else measured.gradients
+        fitted = measured.average if of_average else measured.gradients()
         if Q.whitens and criterion in IN_EXPECTATION:
             chores = measured.chores
             assert isinstance(chores, Chores)

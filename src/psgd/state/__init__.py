@@ -1,7 +1,7 @@
 """State of the optimizer: how it is kept, checked, saved and loaded."""
 
-from . import checkpoint, checks, options, summary
+from . import checkpoint, checks, facts, options, summary
 from .loading import loading
 from .store import Store
 
-__all__ = ["Store", "checkpoint", "checks", "loading", "options", "summary"]
+__all__ = ["Store", "checkpoint", "checks", "facts", "loading", "options", "summary"]

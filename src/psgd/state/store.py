@@ -23,12 +23,10 @@ from ..groups import Group, Structure
 from ..groups.axes import lower
 from ..normalize import Normalization
 from ..ops import triton
-from ..ops.agreement import Fact, checksum
-from ..ops.distributed import is_dtensor
 from ..ops.real import precise_dtype
 from ..ranks.assign import cost_of
 from ..ranks.base import Ranks
-from . import checks, options
+from . import checks
 from .stacking import add_averages, add_rows, side_by_side, stack_of
 
 
@@ -227,32 +225,6 @@ class Store:
         names = self.options_of(i).get("param_names")
         name = "" if names is None else f" ({names[i - self.group_of.index(self.group_of[i])]})"
         return f"parameter {i}{name}"
-
-    def facts(self) -> list[Fact]:
-        """Shapes and param groups of all parameters, and the numbers of all param groups."""
-        numbers = [
-            Fact(lambda g, name=name: f"{name} of param group {g}", [group.get(name) for group in self.groups])  # type: ignore[misc]
-            for name in options.NAMES
-        ]
-        shapes = Fact(lambda i: f"the shape of {self.name(i)}", [tuple(kind[0]) for kind in self.kinds])
-        return [shapes, Fact(lambda i: f"the param group of {self.name(i)}", self.group_of), *numbers]
-
-    def contents(self, all_state: bool) -> list[Fact]:
-        """Bits of all parameters of which this rank has the whole and, if all ranks have it, of the state.
-
-        Also whether parameters are frozen or have no gradient: their bits would differ after the next step.
-        """
-        whole = [i for i, p in enumerate(self.params) if not is_dtensor(p)]
-        entries = [(i, name) for i in whole for name in sorted(self.state[self.params[i]])] if all_state else []
-        return [
-            Fact(lambda i: f"whether {self.name(i)} requires a gradient", [p.requires_grad for p in self.params]),
-            Fact(lambda i: f"whether {self.name(i)} has a gradient", [p.grad is not None for p in self.params]),
-            Fact(lambda k: f"the checksum of {self.name(whole[k])}", [checksum(self.params[i]) for i in whole]),
-            Fact(
-                lambda k: f"the checksum of {entries[k][1]} of {self.name(entries[k][0])}",
-                [checksum(self.state[self.params[i]][name]) for i, name in entries],
-            ),
-        ]
 
     def expected(self) -> tuple[list[dict[str, Tensor]], list[Group | None]]:
         """For each parameter all entries that its state may have, and the group of the block whose state it holds."""

@@ -935,8 +935,12 @@ MUTANTS = [
     *of(
         "state/checks.py",
         "state/test_checks.py::test_choices_that_do_not_go_together",
-        ("bfloat16 is inverted", "value == torch.bfloat16 and structure.inverts", "False"),
-        ("a normalisation that does nothing is taken", "if structure.own_normalization:", "if False:"),
+        ("bfloat16 is inverted", "precond_dtype == torch.bfloat16 and structure.inverts", "False"),
+        (
+            "a normalisation that does nothing is taken",
+            "if normalize is not None and structure.own_normalization:",
+            "if False:",
+        ),
     ),
     # Ranks.
     *of(

@@ -267,7 +267,7 @@ class PSGD(Optimizer):
         compare("check_replicas", all_facts, "PSGD wants replicas to be the same", None, group, store.params[0].device)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, at any time; they start from ``Q = I``."""
+        """Add parameters, at any time; they start from ``Q = I``, with a structure and blocks of their own if given."""
         index = len(self.param_groups)
         where = f" in param group {index}"
         for_all = [name for name in self._choice_names if name not in Choices._fields]

@@ -26,7 +26,7 @@ class PSGD(Optimizer):
 
     .. math::
         \begin{aligned}
-        &\textbf{repeat, from } Q = I \\
+        &\textbf{repeat, from } Q = c I \\
         &\quad g \leftarrow \nabla f(\theta), \text{ and every update\_every steps:} \\
         &\qquad (\delta\theta, \delta g) \leftarrow \text{probe}(f, \theta) \\
         &\qquad x, y \leftarrow \text{criterion}(Q, \delta\theta, \delta g) \\
@@ -44,23 +44,23 @@ class PSGD(Optimizer):
 
     Args:
         params: parameters, named parameters, or param groups
-        lr: learning rate, a number or a tensor; between 0 and 1 for a fitted preconditioner, and 0.01 or less with
-            ``Whitening``, whose steps do not shrink with the gradient
+        lr: learning rate, a number or a tensor; by default 0.5, and 0.001 with ``Whitening``, whose steps do not shrink
+            with the gradient
         preconditioner: structure of ``P = QᵀQ``: ``Kronecker``, ``Dense``, ``LowRank``, ``LimitedMemory`` or
             ``Diagonal``
         criterion: criterion that ``P`` is fitted to: ``c3``, ``c1`` or ``c2``
         probe: source of the pairs that ``P`` is fitted to: ``FiniteDifference``, ``HessianVector`` or ``Whitening``
         blocks: rule for which parameters share a ``Q``: ``PerTensor``, ``Joint`` or ``Affine``
-        precond_lr: normalised step size of ``Q``, between 0 and 1; by default 0.1 for inverse-free factors and 0.01 for
-            all others
-        precond_boost: factor of ``precond_lr`` in the first 150 updates of ``Q``; half-way to 1 in the next 150. By
-            default 3 if ``precond_lr`` is left to the optimizer and inverse-free factors whiten, else 1.
+        precond_lr: normalised step size of ``Q``, between 0 and 1; by default 0.1 for inverse-free factors, and for
+            others 0.03 or, with ``Whitening``, 0.01
+        precond_boost: factor of ``precond_lr`` in the first 150 updates of ``Q``, which then falls to 1 in proportion
+            to their number. If ``precond_lr`` is left to the optimizer, it is by default 6 for inverse-free factors, 3
+            for these with ``Whitening``, and 10 for others; else 1.
         precond_dtype: dtype of ``Q`` and of the products with it, such as ``torch.bfloat16``; by default that of the
             parameters, but at least float32
         normalize: normalisation of the step of ``Q``: ``MaxAbs`` (the default), ``MaxDiag`` or ``Spectral``;
             inverse-free factors have a way of their own
-        momentum: decay of the average of gradients that is preconditioned; 0 for none. By default 0.9 with
-            ``Whitening``, else 0.
+        momentum: decay of the average of gradients that is preconditioned; 0 for none. By default 0.9.
         weight_decay: decoupled weight decay
         update_every: number of steps from one update of ``Q`` to the next; steps between need no second gradient
         update_anneal: number of steps over which updates become rarer, from every step to ``update_every``
@@ -70,6 +70,11 @@ class PSGD(Optimizer):
         clip_outliers: largest ratio of the length of a block's gradient to that of the longest one of about the last
             hundred steps. Longer ones are shortened to it, so that an outlier costs a few steps and not the run, unless
             it is the very first gradient; ``math.inf`` for the gradients as they are.
+        clip_steps: largest ratio of the length of a block's step to the average length of those before it, so that a
+            bad ``P`` costs a few steps and not the run. By default 2, and infinite with ``Whitening``, which has
+            ``max_rms``.
+        init: start of ``Q``: ``"scaled"``, the multiple of the identity that fits the first pair or gradient of a
+            block, or ``"identity"``, as in the paper
         seed: seed of the probe's random numbers, which are a function of seed, step and parameter alone
         maximize: maximise the loss instead of minimising it
         cuda_graph: record the steps of inverse-free factors on a GPU and replay them, which costs the host far less
@@ -109,6 +114,7 @@ class PSGD(Optimizer):
     blocks: Blocks
     precond_dtype: torch.dtype | None
     normalize: Normalization | None
+    init: str
     cuda_graph: bool
     error_if_nonfinite: bool
     #: functions called at every step with its number, the probe's evaluation and whole gradients, before anything moves
@@ -117,7 +123,7 @@ class PSGD(Optimizer):
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor = 0.1,
+        lr: float | Tensor | None = None,
         *,
         preconditioner: Structure = Kronecker(),
         criterion: Criterion = c3,
@@ -134,6 +140,8 @@ class PSGD(Optimizer):
         max_rms: float | None = None,
         max_norm: float | None = None,
         clip_outliers: float = 3.0,
+        clip_steps: float | None = None,
+        init: str = "scaled",
         seed: int = 0,
         maximize: bool = False,
         cuda_graph: bool = True,
@@ -147,12 +155,13 @@ class PSGD(Optimizer):
             "blocks": checks.choice("blocks", blocks, Blocks),
             "precond_dtype": checks.precision(precond_dtype),
             "normalize": checks.normalization(normalize),
+            "init": checks.one_of("init", init, ("scaled", "identity")),
             "cuda_graph": bool(cuda_graph),
             "error_if_nonfinite": bool(error_if_nonfinite),
         }
         self._steps_of_Q = (precond_lr, precond_boost)
         numbers = {
-            "lr": lr,
+            "lr": probe.lr if lr is None else lr,
             **options.of_Q(preconditioner, probe.whitens, precond_lr, precond_boost),
             "momentum": probe.momentum if momentum is None else momentum,
             "weight_decay": weight_decay,
@@ -161,6 +170,7 @@ class PSGD(Optimizer):
             "max_rms": probe.max_rms if max_rms is None else max_rms,
             "max_norm": max_norm,
             "clip_outliers": clip_outliers,
+            "clip_steps": probe.clip_steps if clip_steps is None else clip_steps,
             "seed": seed,
             "maximize": maximize,
         }
@@ -212,11 +222,15 @@ class PSGD(Optimizer):
                 d = None
                 if fits:  # Q ← (I − μ ∇E / ‖∇E‖) Q
                     d = self.probe.fit_(
-                        bucket.Q, work.measured(bucket, m, limit, room), self.criterion, own["precond_lr"], ok
+                        bucket.Q,
+                        work.measured(bucket, m, limit, self.init == "scaled", room),
+                        self.criterion,
+                        own["precond_lr"],
+                        ok,
                     )
                 if d is None:  # d = QᵀQ m
                     d = bucket.precondition(m, own["update_every"] > 1, room)
-            directions.append(bucket.direction(d, own["max_rms"], room))
+                directions.append(bucket.direction(d, own["max_rms"], own["clip_steps"], ok, room))
         motion = Motion(work.buckets, directions, work.groups, self._ranks.length)  # lr, less for max_rms and max_norm
         ok_everywhere = self._agree([*work.ok.values(), *motion.is_finite()])
         for device, count in self._store.skipped.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from ..ops.streams import sent
 from ..ops.tensor_table import Addresses, TensorTable
 from ..ops.triton import ready
 from ..probes import Average
+from . import limits
 from .stack import Stack
 from .tensors import Tensors
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from .part import Division
 
 
-#: factor by which the length of the longest recent gradient fades in a step
-FADING = 0.99
 #: largest root mean square of a slice, relative to that of its block
 SLICE = 3.0
 
@@ -53,8 +52,14 @@ class Room:
 
 @dataclass
 class Direction(Preconditioned):
-    """``P m`` of a bucket, and the buffer in which all of its arrays lie, if they do."""
+    """``P m`` of a bucket.
 
+    Args:
+        limit: factor for each block that limits the step
+        buffer: buffer in which all arrays lie, if they do
+    """
+
+    limit: Tensor = field(kw_only=True)
     buffer: Tensor | None = None
 
 
@@ -114,20 +119,19 @@ class Bucket:
         return all(stack.single for stack in self.stacks)
 
     def limit_(self, lengths: Tensor, most: float, ok: Tensor) -> Tensor | None:
-        """Factor for each block that makes its gradient at most ``most`` times as long as the longest recent one.
-
-        The length of the longest recent gradient fades slowly, and rises by at most the same factor in a step. So an
-        outlier of any size changes the averages by little, and if gradients stay long, they are no longer shortened
-        after a few steps. None if nothing is limited.
-        """
+        """Factor that limits the gradient of each block, see ``limits.of_gradients``; None if nothing is limited."""
         if most == math.inf:
             return None
-        kept = [stack.grad_length for stack in self.stacks]
-        longest = joined(kept)
-        factor = (most * longest).div_(lengths).clamp_(max=1).masked_fill_(longest == 0, 1)
-        new = torch.where(ok & (lengths > 0), torch.maximum(longest * FADING, lengths * factor), longest)
-        torch._foreach_copy_(kept, self.split(new))
+        factor, longest = limits.of_gradients(lengths, self._lengths("grad_length"), most, ok)
+        self._set_lengths(grad_length=longest)
         return factor
+
+    def _lengths(self, name: str) -> Tensor:
+        return joined([stack.lengths[name] for stack in self.stacks])
+
+    def _set_lengths(self, **new: Tensor) -> None:
+        old = [stack.lengths[name] for name in new for stack in self.stacks]
+        torch._foreach_copy_(old, [part for each in new.values() for part in self.split(each)])
 
     def average_(self, grads: Tensors, momentum: float, limit: Tensor | None, ok: Tensor) -> Average:
         """``m ← β m + (1 − β) g`` for limited gradients; without momentum the gradients themselves.
@@ -160,13 +164,15 @@ class Bucket:
             return d
         return Preconditioned(d.arrays, d.length.to(self.dtype) / m.weight, m.weight)
 
-    def direction(self, d: Preconditioned, max_rms: float, room: Room) -> Direction:
-        """``P m`` with the buffer it lies in.
+    def direction(self, d: Preconditioned, max_rms: float, clip_steps: float, ok: Tensor, room: Room) -> Direction:
+        """``P m`` with its limits and the buffer it lies in.
 
         Args:
             d: ``P m``
             max_rms: largest root mean square of a block; that of a slice along an axis with a diagonal factor, such as
                 the row of an embedding, may be ``SLICE`` times as large
+            clip_steps: largest ratio of a length to the average of those before, see ``limits.of_steps``
+            ok: whether the step is taken
             room: where the result was to be
         """
         buffer, length = room.buffer, d.length.to(self.dtype)
@@ -176,7 +182,10 @@ class Bucket:
             part.data_ptr() != a.v.data_ptr() for part, a in zip(self.parts_of(buffer), d.arrays, strict=True)
         ):
             buffer = None  # a group that ignored where the result was to be
-        return Direction(d.arrays, length, d.divisor, buffer)
+        limit = self._limit_rms(length, max_rms)
+        if clip_steps < math.inf:
+            limit = limit * self._limit_steps_(length * limit, clip_steps, ok)
+        return Direction(d.arrays, length, d.divisor, limit=limit, buffer=buffer)
 
     def _limit_slices_(self, d: Preconditioned, length: Tensor, most: float) -> Tensor:
         """Shorten slices, see ``Scaled.limit_slices_``; return the new length of each block."""
@@ -192,7 +201,14 @@ class Bucket:
             ]
         )
 
-    def limit_rms(self, length: Tensor, max_rms: float) -> Tensor:
+    def _limit_steps_(self, length: Tensor, most: float, ok: Tensor) -> Tensor:
+        """Factor that limits the step of each block, see ``limits.of_steps``."""
+        total, count = self._lengths("step_total"), self._lengths("step_count")
+        limit, total, count = limits.of_steps(length, total, count, most, ok)
+        self._set_lengths(step_total=total, step_count=count)
+        return limit
+
+    def _limit_rms(self, length: Tensor, max_rms: float) -> Tensor:
         """Factor that shortens directions of some length to ``max_rms``, for each block."""
         if max_rms < math.inf:
             return (max_rms * self.numel.sqrt() / length).clamp_(max=1)

@@ -17,7 +17,7 @@ Options = Mapping[str, Any]
 
 
 class Motion:
-    """Directions of all buckets and the rate of each block: ``lr``, less for ``max_rms`` and ``max_norm``.
+    """Directions of all buckets and the rate of each block: ``lr``, less where its step is limited.
 
     Args:
         buckets: all buckets of a step
@@ -36,8 +36,7 @@ class Motion:
         self.buckets, self.directions = buckets, directions
         mine = [groups[bucket.group] for bucket in buckets]
         lengths = [direction.length for direction in directions]
-        each = zip(buckets, lengths, mine, strict=True)
-        rates = [bucket.limit_rms(length, own["max_rms"]) for bucket, length, own in each]
+        rates = [direction.limit for direction in directions]
         if any(group["max_norm"] is not None for group in groups):
             total = total_length(_length([length * rate for length, rate in zip(lengths, rates, strict=True)]))
             for k, own in enumerate(mine):

@@ -15,6 +15,8 @@ from ..ops import parameters
 
 #: names of the tensors that hold an average of gradients
 AVERAGE = ("momentum", "momentum_weight")
+#: names of the tensors with a number for each block that limits are derived from
+LENGTHS = ("grad_length", "step_total", "step_count")
 
 
 class Stack:
@@ -25,7 +27,8 @@ class Stack:
         group: their ``Q``
         average: the average of gradients, and the sum of its weights: ``{"momentum": …, "momentum_weight": …}``, or
             empty
-        grad_length: length of the longest recent gradient of each block; zero before the first one
+        lengths: for each block the length of its longest recent gradient (``grad_length``), and the sum of the lengths
+            of its steps with their number (``step_total``, ``step_count``); zero before the first one
         dtype: dtype of gradients, averages and steps; ``Q`` may be less precise
     """
 
@@ -34,13 +37,13 @@ class Stack:
         blocks: Sequence[Block],
         group: Group,
         average: Mapping[str, Tensor],
-        grad_length: Tensor,
+        lengths: Mapping[str, Tensor],
         dtype: torch.dtype,
     ) -> None:
         self.blocks = list(blocks)
         self.group = group
         self.average = dict(average)
-        self.grad_length = grad_length
+        self.lengths = dict(lengths)
         self.dtype = dtype
         self.like = next(iter(group.buffers().values()))
         #: last argument of ``same_layout``, and its parts
@@ -75,12 +78,12 @@ class Stack:
         return [row for row, block in enumerate(self.blocks) if any(i in given for i in block.params)]
 
     def buffers(self) -> dict[str, Tensor]:
-        return {**self.group.buffers(), **self.average, "grad_length": self.grad_length}
+        return {**self.group.buffers(), **self.average, **self.lengths}
 
     def changing(self, fits: bool) -> dict[str, Tensor]:
         """Buffers that a step changes; ``Q`` is among them only if it is fitted."""
         buffers = self.buffers()
-        return buffers if fits else {name: buffers[name] for name in (*self.average, "grad_length")}
+        return buffers if fits else {**self.average, **self.lengths}
 
     def pack(self, tensors: Mapping[int, Tensor]) -> Tensor:
         """Stack the blocks of the given parameters, by position; parameters left out count as zero."""
@@ -111,9 +114,9 @@ class Stack:
         if len(chosen) == len(self.blocks):
             return self
         copies = {name: buffer.index_select(0, rows) for name, buffer in self.buffers().items()}
-        average = {name: copies[name] for name in self.average}
+        average, lengths = ({name: copies[name] for name in names} for names in (self.average, self.lengths))
         blocks = [self.blocks[row] for row in chosen]
-        return Stack(blocks, self.group.bind(copies), average, copies["grad_length"], self.dtype)
+        return Stack(blocks, self.group.bind(copies), average, lengths, self.dtype)
 
     def nbytes(self) -> int:
         """Bytes of what is kept for the blocks."""
@@ -126,6 +129,11 @@ class Stack:
             "momentum": torch.zeros(count, *shape, dtype=dtype, device=device),
             "momentum_weight": torch.zeros(count, dtype=dtype, device=device),
         }
+
+    @staticmethod
+    def new_lengths(count: int, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        """Lengths of no gradients and no steps, for some blocks."""
+        return {name: torch.zeros(count, dtype=dtype, device=device) for name in LENGTHS}
 
     def start_average(self) -> None:
         self.average = self.new_averages(len(self.blocks), self.blocks[0].shape, self.dtype, self.device)

@@ -48,8 +48,16 @@ class Work:
         self.lengths = {bucket: self.grads.lengths(bucket) for bucket in self.buckets}
         return [length.amax() < torch.inf for length in self.lengths.values()]
 
-    def measured(self, bucket: Bucket, m: Average, limit: Tensor | None, room: Room) -> Measured:
-        """Everything that the probe needs to fit all ``Q`` of a bucket."""
+    def measured(self, bucket: Bucket, m: Average, limit: Tensor | None, start: bool, room: Room) -> Measured:
+        """Everything that the probe needs to fit all ``Q`` of a bucket.
+
+        Args:
+            bucket: the bucket
+            m: averaged gradients
+            limit: factor that limits the gradient of each block, or None
+            start: whether a ``Q`` that is still the identity starts at the size that its first pair shows
+            room: where ``P m`` is to be
+        """
         return Measured(
             average=m,
             gradients=lambda: bucket.limited(self.grads, limit),
@@ -59,4 +67,5 @@ class Work:
             chores=self.due[bucket.group],
             outs=room.outs,
             support=lambda: self.grads.support(bucket),
+            start=start,
         )

@@ -18,6 +18,13 @@ from .run import Row
 
 CRITERIA = {"c1": c1, "c2": c2, "c3": c3}
 PLAIN = {"SGD": torch.optim.SGD, "RMSProp": torch.optim.RMSprop, "Adam": torch.optim.Adam}
+#: options of PSGD that the paper does without
+AS_IN_THE_PAPER: dict[str, Any] = {
+    "init": "identity",
+    "momentum": 0.0,
+    "clip_outliers": math.inf,
+    "clip_steps": math.inf,
+}
 NAMES = {"c1": "preconditioner 1", "c2": "preconditioner 2", "c3": "preconditioner 3"}
 
 
@@ -31,7 +38,7 @@ def optimizer(method: str, model: nn.Module, lr: float, *, seed: int, **options:
     if method in PLAIN:
         return PLAIN[method](model.parameters(), lr=lr)
     groups = Affine.groups(model) if isinstance(options.get("blocks"), Affine) else model.parameters()
-    paper: dict[str, Any] = {"preconditioner": Kronecker(inverse_free=False), "clip_outliers": math.inf}
+    paper = {"preconditioner": Kronecker(inverse_free=False), "precond_lr": 0.01, **AS_IN_THE_PAPER}
     return PSGD(groups, lr, criterion=CRITERIA[method], seed=seed, **(paper | options))
 
 

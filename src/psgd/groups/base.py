@@ -143,6 +143,7 @@ class Groups:
         outs: Sequence[Tensor | None] | None = None,
         support: Sequence[list[Tensor] | None] | None = None,
         rescale: bool = False,
+        first: bool = False,
     ) -> Preconditioned:
         """One step of every ``Q`` towards whitening ``g``, or ``g / weight``, where ``whitens`` is true."""
         raise TypeError(f"{self.groups[0].describe()}: only structures that whiten in closed form have whiten_")
@@ -176,12 +177,12 @@ class Structure(ABC):
         return Groups(groups, normalize)
 
     def precond_lr(self, whitening: bool) -> float:
-        """Step size of ``Q`` where PSGD is not told otherwise: the paper's."""
-        return 0.01
+        """Step size of ``Q`` where PSGD is not told otherwise."""
+        return 0.01 if whitening else 0.03
 
     def precond_boost(self, whitening: bool) -> float:
         """Factor of that step size while ``Q`` is young, where PSGD is not told otherwise."""
-        return 1.0
+        return 10.0
 
     #: whether ``Q`` may be any matrix, so that it has room for all that one pair says
     universal: bool = False

@@ -105,6 +105,17 @@ class Group:
             factor.descend_(tangent.unfold(axis), lr, normalize or MaxAbs(), usable, self.limit(tangent.x.dtype))
         self._balance_(usable)
 
+    def start_(self, size: Tensor, usable: Tensor) -> None:
+        """``Q ← size · Q`` for blocks whose ``Q`` is still the identity, where ``usable`` (B); others keep their bits.
+
+        A step changes the diagonal of every factor, so a diagonal of ones says that there has been none.
+        """
+        diagonals = [factor.diagonal() for factor in self.factors]
+        new = usable & torch.stack([(diagonal == 1).all(1) for diagonal in diagonals]).all(0)
+        each = torch.where(new, size ** (1 / len(self.factors)), 1.0)[:, None]
+        for factor, diagonal in zip(self.factors, diagonals, strict=True):
+            factor.set_diagonal_(diagonal * each)
+
     def limit(self, dtype: torch.dtype) -> float:
         """Largest elements that a factor may have, so that ``P`` and ``P⁻¹`` stay well inside the number format."""
         return float(torch.finfo(dtype).max) ** (0.375 / len(self.factors))

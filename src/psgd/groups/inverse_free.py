@@ -31,6 +31,8 @@ class Chores(NamedTuple):
     tidy: bool
     #: times the damping of the probe
     damping: float
+    #: whether it is the first update
+    first: bool = False
 
     @classmethod
     def of(cls, number: int, lr: float) -> Chores:
@@ -45,6 +47,11 @@ class Chores(NamedTuple):
     def all(cls) -> Chores:
         """Chores of an update that may be the only one: all of them."""
         return cls(tidy=True, damping=1.0)
+
+    @classmethod
+    def at_first(cls) -> Chores:
+        """Chores of the first update."""
+        return cls(tidy=True, damping=1.0, first=True)
 
 
 class InverseFree(Group):

@@ -46,11 +46,12 @@ class Kronecker(Structure):
             raise ValueError(f"inverse_free={self.inverse_free!r}: Kronecker wants True or False")
 
     def precond_lr(self, whitening: bool) -> float:
-        return 0.1 if self.inverse_free else 0.01
+        return 0.1 if self.inverse_free else super().precond_lr(whitening)
 
     def precond_boost(self, whitening: bool) -> float:
-        # Whitening draws no random vectors, so its tangents have little noise, and a long step is a good one.
-        return 3.0 if self.inverse_free and whitening else 1.0
+        if not self.inverse_free:
+            return super().precond_boost(whitening)
+        return 3.0 if whitening else 6.0
 
     @property
     def exact_precond_lr(self) -> float:

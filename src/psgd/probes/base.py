@@ -77,6 +77,7 @@ class Measured:
         outs: returns for each group the tensor to write ``P g`` to, or None
         support: returns for each group the slices with a gradient other than zero, for each axis ``(B, n)`` ones and
             zeros; None if all have one
+        start: whether a ``Q`` that is still the identity starts at the size that its first pair shows
     """
 
     average: Average
@@ -87,6 +88,7 @@ class Measured:
     chores: Hashable
     outs: Callable[[], list[Tensor | None]]
     support: Callable[[], list[list[Tensor] | None]]
+    start: bool = False
 
 
 class Probe(ABC):
@@ -118,9 +120,13 @@ class Probe(ABC):
     #: whether ``Q`` is fitted to averaged gradients
     of_average: bool = False
     #: default of ``PSGD(momentum=…)``
-    momentum: float = 0.0
+    momentum: float = 0.9
     #: default of ``PSGD(max_rms=…)``
     max_rms: float = math.inf
+    #: default of ``PSGD(lr=…)``: steps of a preconditioner that is fitted to curvature are of about the right length
+    lr: float = 0.5
+    #: default of ``PSGD(clip_steps=…)``
+    clip_steps: float = 2.0
 
     @abstractmethod
     def __call__(
@@ -149,7 +155,7 @@ class Probe(ABC):
         Returns:
             the average times ``P`` from before the update, if the probe computes it on the way; else None
         """
-        self.descend_(Q, self._restricted(Q, measured), measured.sign, criterion, lr, ok)
+        self.descend_(Q, self._restricted(Q, measured), measured.sign, criterion, lr, ok, measured.start)
         return None
 
     def _restricted(self, Q: Groups, measured: Measured) -> Iterator[list[Tensor]]:
@@ -166,15 +172,29 @@ class Probe(ABC):
             yield pair
 
     def descend_(
-        self, Q: Groups, pairs: Iterable[list[Tensor]], sign: float, criterion: Criterion, lr: float, ok: Tensor
+        self,
+        Q: Groups,
+        pairs: Iterable[list[Tensor]],
+        sign: float,
+        criterion: Criterion,
+        lr: float,
+        ok: Tensor,
+        start: bool = False,
     ) -> None:
-        """Move ``Q`` one step of the criterion for damped pairs ``[δθ, δg]``, one pair for each group."""
+        """Move ``Q`` one step of the criterion for damped pairs ``[δθ, δg]``, one pair for each group.
+
+        If ``start``, a ``Q`` that is still the identity first becomes the multiple of it that fits the pair best:
+        ``P = ‖δθ‖ / ‖δg‖ · I`` is the minimum of criterion 3 among these.
+        """
 
         def tangents() -> Iterator[tuple[Tangent, Tensor]]:
             for group, pair in zip(Q.groups, pairs, strict=True):
                 if sign != 1:
                     pair[1] = pair[1] * sign
                 pair[1], informative = self.damp(*pair)
+                if start:
+                    dtheta, dgrad = (torch.linalg.vector_norm(v.flatten(1).to(Q.dtype), dim=1) for v in pair)
+                    group.start_((dtheta / dgrad).sqrt(), ok & informative & (dgrad < torch.inf))
                 # Popped, the arrays belong to the criterion alone, which frees each as soon as it has used it.
                 yield criterion(group, pair.pop(0).to(Q.dtype), pair.pop(0).to(Q.dtype)), informative
 

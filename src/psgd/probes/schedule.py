@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-#: number of updates with the first of three step sizes of ``Q``, and with the second, see ``rate_of_Q``
+#: number of updates with the largest step size of ``Q``, see ``rate_of_Q``
 YOUNG = 150
 
 
@@ -37,17 +37,18 @@ def updates_before(options: Mapping[str, Any], step: int) -> float:
 
 
 def rate_of_Q(options: Mapping[str, Any], step: int) -> float:
-    """Step size of ``Q``: first ``precond_boost`` times ``precond_lr``, then the mean of both, and last ``precond_lr``.
+    """Step size of ``Q``: ``precond_boost`` times ``precond_lr`` for ``YOUNG`` updates, then ``∝ 1 / age`` down to it.
 
-    A ``Q`` that knows little has far to go; later a smaller step averages over more gradients. There are three values
-    only, so that steps on a GPU need not be recorded anew.
+    A ``Q`` that knows little has far to go; later a smaller step averages over more pairs. The factor falls by ``√2`` at
+    a time: few values, so that steps on a GPU need not be recorded anew.
 
-    >>> [rate_of_Q({"precond_lr": 0.1, "precond_boost": 3.0, "update_every": 1}, step) for step in (0, 150, 300)]
-    [0.3, 0.2, 0.1]
+    >>> options = {"precond_lr": 0.1, "precond_boost": 4.0, "update_every": 1}
+    >>> [round(rate_of_Q(options, step), 3) for step in (0, 150, 220, 300, 430, 600)]
+    [0.4, 0.4, 0.283, 0.2, 0.141, 0.1]
     """
-    boost = options["precond_boost"]
+    boost, lr = options["precond_boost"], options["precond_lr"]
     if boost == 1:
-        return float(options["precond_lr"])
-    age = updates_before(options, step) // YOUNG
-    factor = (boost, (1 + boost) / 2, 1.0)[min(int(age), 2)]
-    return min(float(f"{options['precond_lr'] * factor:.12g}"), max(options["precond_lr"], 0.9))
+        return float(lr)
+    age = max(math.floor(updates_before(options, step)) / YOUNG, 1.0)
+    factor = max(boost * 2 ** -(math.floor(2 * math.log2(age)) / 2), 1.0)
+    return min(float(f"{lr * factor:.12g}"), max(lr, 0.9))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -37,8 +38,9 @@ class Whitening(Probe):
 
     needs_closure = False
     whitens = True
-    momentum = 0.9
     max_rms = 1.1
+    lr = 0.001
+    clip_steps = math.inf  # steps are of size one, which `max_rms` limits
 
     def __init__(self, of_average: bool = True, *, damping: float | None = None) -> None:
         super().__init__(damping)
@@ -75,7 +77,8 @@ class Whitening(Probe):
                 tidy=chores.tidy,
                 outs=measured.outs() if of_average else None,
                 support=measured.support(),
-                rescale=chores.tidy,
+                rescale=measured.start and chores.tidy,
+                first=chores.first,
             )
             return whitened if of_average else None
         gs = fitted.unbiased()
@@ -84,7 +87,7 @@ class Whitening(Probe):
             [next(measured.noise) if slices is None else restrict(next(measured.noise), slices), next(gs)]
             for slices in measured.support()
         )
-        self.descend_(Q, pairs, measured.sign, criterion, lr, ok)
+        self.descend_(Q, pairs, measured.sign, criterion, lr, ok, measured.start)
         return None
 
     def chores(self, step: int, lr: float) -> Chores:
@@ -93,7 +96,9 @@ class Whitening(Probe):
         Else a pseudorandom choice, so that no schedule of updates can miss any of them.
         """
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        return Chores.all() if capturing or step == 0 else Chores.of(mix(step), lr)
+        if step == 0:
+            return Chores.at_first()
+        return Chores.all() if capturing else Chores.of(mix(step), lr)
 
     def recordable(self, criterion: Criterion) -> bool:
         return criterion in IN_EXPECTATION and self._fits_as(Whitening)

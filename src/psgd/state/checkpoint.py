@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..engine.stack import AVERAGE, LENGTHS
 from ..groups import Group
 from . import choices, options
 
 #: entries that a state may lack: those of options not in use, and those that older versions did not write
-_OPTIONAL = {"momentum", "momentum_weight", "skipped", "grad_length"}
+_OPTIONAL = {*AVERAGE, *LENGTHS, "skipped"}
 
 
 def checked_groups(
@@ -138,8 +139,8 @@ def _converted(value: Any, like: Tensor, name: str, where: str) -> Tensor:
         raise ValueError(f"{where}[{name!r}]: {why}; PSGD cannot go on from it")
     if name == "momentum_weight" and not 0 <= float(copy) < 1.001:
         raise ValueError(f"{where}[{name!r}]: {float(copy)}; PSGD wants a sum of weights, between 0 and 1")
-    if name == "grad_length" and float(copy) < 0:
-        raise ValueError(f"{where}[{name!r}]: {float(copy)}; PSGD wants a length of at least 0")
+    if name in LENGTHS and float(copy) < 0:
+        raise ValueError(f"{where}[{name!r}]: {float(copy)}; PSGD wants a number of at least 0")
     return copy
 
 

@@ -28,6 +28,13 @@ def choice(name: str, value: Any, kind: type[Any], where: str = "") -> Any:
     return value
 
 
+def one_of(name: str, value: Any, known: Sequence[str]) -> Any:
+    """Return ``value`` if it is one of some words; else raise."""
+    if value not in known:
+        raise ValueError(f"{name}={value!r}: PSGD wants {' or '.join(map(repr, known))}")
+    return value
+
+
 def function(name: str, value: Any, right: str) -> Any:
     """Return ``value`` if it is a function, and not a class, which is callable only by mistake; else raise."""
     if isinstance(value, type) or not callable(value):

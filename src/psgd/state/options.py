@@ -50,6 +50,7 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "max_rms": (lambda v: _number(v) and v > 0, "a positive number, which may be infinite"),
     "max_norm": (lambda v: v is None or (_number(v) and v > 0), "a positive number, or None for no limit"),
     "clip_outliers": (lambda v: _number(v) and v > 1, "a number greater than 1, which may be infinite"),
+    "clip_steps": (lambda v: _number(v) and v > 1, "a number greater than 1, which may be infinite"),
     "seed": (lambda v: _whole(v, -(2**63), 2**64 - 1), "a whole number of at least −2⁶³ and less than 2⁶⁴"),
     "maximize": (lambda v: isinstance(v, bool), "True or False"),
 }

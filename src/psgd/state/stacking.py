@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..blocks import Block
-from ..engine.stack import AVERAGE, Stack
+from ..engine.stack import AVERAGE, LENGTHS, Stack
 from ..groups import Group
 
 
@@ -32,7 +32,7 @@ def stack_of(
         device: device of the state
         averaging: whether gradients are averaged; averages that are missing start at zero
     """
-    names = [*template.buffers(), "grad_length"]
+    names = [*template.buffers(), *LENGTHS]
     if averaging:
         names += AVERAGE
         add_averages(states, blocks[0].shape, dtype, device)
@@ -41,7 +41,7 @@ def stack_of(
         for name in names
     }
     average = {name: buffers[name] for name in AVERAGE if averaging}
-    return Stack(blocks, template.bind(buffers), average, buffers["grad_length"], dtype)
+    return Stack(blocks, template.bind(buffers), average, {name: buffers[name] for name in LENGTHS}, dtype)
 
 
 def add_rows(states: Sequence[dict[str, Tensor]], buffers: Mapping[str, Tensor]) -> None:
@@ -75,6 +75,6 @@ def side_by_side(stacks: Sequence[Stack], key: Callable[[Stack], Hashable]) -> l
             for (k, name, _), part in zip(same, joined, strict=True):
                 moved[k][name] = part
     return [
-        Stack(stack.blocks, stack.group.bind(buffers), stack.average, stack.grad_length, stack.dtype)
+        Stack(stack.blocks, stack.group.bind(buffers), stack.average, stack.lengths, stack.dtype)
         for stack, buffers in zip(stacks, moved, strict=True)
     ]

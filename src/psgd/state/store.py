@@ -152,8 +152,10 @@ class Store:
                     del state[name]
             if new:
                 add_rows(new, structure.init(shape, batch=len(new), dtype=dtype, device=device).buffers())
-            if old := [s for s in states if "grad_length" not in s]:  # also of states saved by an older version
-                add_rows(old, {"grad_length": torch.zeros(len(old), dtype=precise, device=device)})
+            for name, zeros in Stack.new_lengths(len(states), precise, device).items():
+                # States that were saved by an older version lack some of them.
+                old = [state for state in states if name not in state]
+                add_rows(old, {name: zeros[: len(old)]})
             if group["momentum"] > 0:
                 add_averages(states, shape, precise, device)
         self._stacks = None

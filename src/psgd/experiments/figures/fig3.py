@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
@@ -19,7 +18,7 @@ from ..claim import Claim, Verdict, when
 from ..drawing import plot
 from ..figure import Figure, Size
 from ..run import Result, Results, Row, Run
-from ..training import CRITERIA, averaged, label, losses
+from ..training import AS_IN_THE_PAPER, CRITERIA, averaged, label, losses
 
 EVERY = 100
 #: interference for which the paper adjusts the learning rates
@@ -57,8 +56,8 @@ def train(
     else:
         optimizer: torch.optim.Optimizer = torch.optim.SGD([w], lr)
         if method in CRITERIA:
-            options = {"criterion": CRITERIA[method], "max_norm": max_norm, "clip_outliers": math.inf, "seed": seed}
-            optimizer = PSGD([w], lr, preconditioner=Dense(), **options)  # type: ignore[arg-type]
+            options = {"criterion": CRITERIA[method], "max_norm": max_norm, "seed": seed, **AS_IN_THE_PAPER}
+            optimizer = PSGD([w], lr, preconditioner=Dense(), precond_lr=0.01, **options)
         steps = losses(optimizer, partial(equalizer.loss, w), data)
     for row in averaged(steps, iterations, EVERY):
         yield {**row, "ISI": equalizer.isi(w)}

@@ -1,0 +1,54 @@
+"""Limits of gradients and steps, each derived from the lengths that those of the same block had before."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+#: factor by which the length of the longest recent gradient fades in a step
+FADING = 0.99
+#: factor by which older steps count less in the average of their lengths
+FORGETTING = 0.999
+
+
+def of_gradients(lengths: Tensor, longest: Tensor, most: float, ok: Tensor) -> tuple[Tensor, Tensor]:
+    """Factor for each block that makes its gradient at most ``most`` times as long as the longest recent one.
+
+    The length of the longest recent gradient fades slowly, and rises by at most the same factor in a step. So an
+    outlier of any size changes the averages by little, and if gradients stay long, they are no longer shortened after a
+    few steps.
+
+    Args:
+        lengths: length of the gradient of each block
+        longest: length of the longest recent one; zero before the first
+        most: largest ratio
+        ok: whether the step is taken
+
+    Returns:
+        the factors, and the new length of the longest recent gradient
+    """
+    factor = (most * longest).div_(lengths).clamp_(max=1).masked_fill_(longest == 0, 1)
+    return factor, torch.where(ok & (lengths > 0), torch.maximum(longest * FADING, lengths * factor), longest)
+
+
+def of_steps(lengths: Tensor, total: Tensor, count: Tensor, most: float, ok: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Factor for each block that makes its step at most ``most`` times as long as they have been on average.
+
+    A step that is shortened to twice the average of ``n`` steps raises that by a factor of ``1 + 1/n``. So lengths can
+    grow in proportion to the number of steps, which is enough for a ``P`` that is still too small, and not
+    exponentially, as they would where ``P`` is wrong and every step makes it worse.
+
+    Args:
+        lengths: length of the step of each block
+        total: sum of the lengths of the steps before
+        count: number of these; both fade slowly
+        most: largest ratio
+        ok: whether the step is taken
+
+    Returns:
+        the factors, and the new sum and number
+    """
+    factor = (most * total / (count * lengths)).clamp_(max=1).masked_fill_(count == 0, 1)
+    counted = ok & (lengths > 0) & (lengths < torch.inf)
+    total = torch.where(counted, FORGETTING * total + lengths * factor, total)
+    return factor, total, torch.where(counted, FORGETTING * count + 1, count)

@@ -270,7 +270,7 @@ class _Buffers:
         modules = [m for module in modules_of(self._closure) for m in module.modules()]
         before = {(m, name): (b, _version(b)) for m in modules for name, b in m._buffers.items() if b is not None}
         loss = closure()
-        # The kernels of batch normalisation do not count their changes, but the number of batches is one of its buffers.
+        # Kernels of batch normalisation do not count their changes, but the number of batches is one of its buffers.
         self._changed = {
             type(m).__name__
             for (m, name), (b, version) in before.items()
@@ -280,8 +280,9 @@ class _Buffers:
 
     def speak(self) -> None:
         if self._changed:
+            names = ", ".join(sorted(self._changed))
             warn(
-                f"closure: it changes buffers of {', '.join(sorted(self._changed))}, and FiniteDifference calls it twice; "
+                f"closure: it changes buffers of {names}, and FiniteDifference calls it twice; "
                 "FiniteDifference(module=model) restores them to their values after the first call"
             )
 

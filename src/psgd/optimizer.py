@@ -111,6 +111,8 @@ class PSGD(Optimizer):
     error_if_nonfinite: bool
     #: functions called at every step with its number, the probe's evaluation and whole gradients, before anything moves
     observers: tuple[Callable[[int, Evaluation, Mapping[int, Tensor]], None], ...] = ()
+    #: whether a warning tells that many steps in a row were skipped; false for tools that say so in another way
+    tells_skipped: bool = True
 
     @spelling.suggests
     def __init__(
@@ -201,7 +203,8 @@ class PSGD(Optimizer):
                 observe(int(store.clock), sample.evaluation, work.grads.by_position)
             self._recorder.run(work, self.probe, self.criterion, store.params, self._agree, self._advance)
         store.clock += 1
-        self._skip_check(store.skipped)
+        if self.tells_skipped:
+            self._skip_check(store.skipped)
         return sample.evaluation.loss
 
     def _advance(self, work: Work) -> None:

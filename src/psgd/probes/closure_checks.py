@@ -138,7 +138,7 @@ def _row(first: Any, second: Any, evaluation: Evaluation) -> Tensor | None:
         return None
     device = next(iter(pairs.values()))[0].device
     change, size = _difference(first, second)
-    if change is None or size is None:
+    if change is None or size is None or device.type == "meta":
         return None
     slopes = [_dot(as_real(g), dtheta) for i, (dtheta, _) in pairs.items() if (g := grads[i]) is not None]
     bends = [_dot(dgrad, dtheta) for dtheta, dgrad in pairs.values()]

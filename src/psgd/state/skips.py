@@ -36,8 +36,10 @@ class SkipCheck:
             skipped: counters of skipped steps, which are the same on all devices and ranks
         """
         self._steps += 1
-        if self._steps % EVERY == 1 and not self._done and skipped and not capturing():
-            self._look(next(iter(skipped.values())))
+        if self._steps % EVERY == 1 and not self._done and not capturing():
+            counter = next(iter(skipped.values()), None)
+            if counter is not None and not counter.is_meta:
+                self._look(counter)
 
     def _look(self, counter: Tensor) -> None:
         if counter is not self._counter:  # a new one, as after loading a state

@@ -924,6 +924,44 @@ MUTANTS = [
         ("a learning rate may be infinite", "0 <= value < math.inf", "0 <= value"),
     ),
     *of(
+        "state/checkpoint.py",
+        "state/test_choices.py",
+        ("structures are pickled into a checkpoint", "{name: repr(choice) for name", "{name: choice for name"),
+        ("choices come from the checkpoint", "map(choices.without, theirs)", "theirs"),
+    ),
+    *of(
+        "state/loading.py",
+        "state/test_choices.py",
+        ("choices are lost where a checkpoint is loaded", "group.update(choices.only(before))", "pass"),
+    ),
+    *of(
+        "state/choices.py",
+        "state/test_choices.py",
+        ("groups have the choices of the optimizer", "group.get(name, usual)", "usual"),
+    ),
+    *of(
+        "state/store.py",
+        "state/test_choices.py",
+        ("choices may change", "            self._check_choices()\n", "            pass\n"),
+        ("a group without parameters hides that it was taken out", " and len(self.groups) == len(self.choices)", ""),
+        (
+            "all groups are fitted with one structure",
+            "self.choices[kind[0]].preconditioner",
+            "self._usual.preconditioner",
+        ),
+        ("structures share templates", "key = id(structure), shape", "key = 0, shape"),
+    ),
+    *of(
+        "state/facts.py",
+        "ranks/test_errors.py::test_a_structure_of_a_group_that_differs_is_named",
+        ("choices of groups may differ between ranks", "[group.get(name) for group in own]", "[]"),
+    ),
+    *of(
+        "optimizer.py",
+        "state/test_choices.py::test_step_sizes_of_Q_are_those_of_the_structure_unless_given",
+        ("step sizes are those of the optimizer's structure", 'if "preconditioner" in group:\n', "if False:\n"),
+    ),
+    *of(
         "state/loading.py",
         "state/test_store.py::test_hooks_see_the_state_before_and_after_loading",
         ("hooks of users see the state of before", ", prepend=True", ""),
@@ -946,8 +984,12 @@ MUTANTS = [
     *of(
         "state/checks.py",
         "state/test_checks.py::test_choices_that_do_not_go_together",
-        ("bfloat16 is inverted", "value == torch.bfloat16 and structure.inverts", "False"),
-        ("a normalisation that does nothing is taken", "if structure.own_normalization:", "if False:"),
+        ("bfloat16 is inverted", "precond_dtype == torch.bfloat16 and structure.inverts", "False"),
+        (
+            "a normalisation that does nothing is taken",
+            "if normalize is not None and structure.own_normalization:",
+            "if False:",
+        ),
         ("secants of gradients are fitted", "probe.whitens and value in OF_SECANTS", "False"),
     ),
     *of(

@@ -134,7 +134,7 @@ class Affine(Blocks):
 
         Args:
             module: the model
-            options: numbers for every group, such as ``lr`` or ``weight_decay``
+            options: numbers and choices for every group, such as ``lr``, ``weight_decay`` or ``blocks``
         """
         groups: list[dict[str, Any]] = []
         seen: set[Tensor] = set()

@@ -18,7 +18,7 @@ from .ops.agreement import Fact, compare
 from .probes import ClosureChecks, Evaluation, FiniteDifference, Probe
 from .ranks import Alone, Ranks, ranks_of
 from .sample import measure, work_of
-from .state import SkipCheck, Store, arithmetic, checkpoint, checks, facts, loading, options, spelling, summary
+from .state import Choices, SkipCheck, Store, arithmetic, checkpoint, checks, facts, loading, options, spelling, summary
 
 
 class PSGD(Optimizer):
@@ -84,7 +84,9 @@ class PSGD(Optimizer):
             shared by the ranks of their mesh.
 
     All numbers may differ between param groups and change between steps. Those of one group never change the steps of
-    another, except for ``max_norm``, which limits all parameters together.
+    another, except for ``max_norm``, which limits all parameters together. A param group may also have a
+    ``preconditioner`` and ``blocks`` of its own, which stay as they are once it is added; ``precond_lr`` and
+    ``precond_boost`` are then those of its own structure, unless they are given.
 
     >>> import torch
     >>> from psgd import PSGD
@@ -146,16 +148,15 @@ class PSGD(Optimizer):
             "probe": checks.choice("probe", probe, Probe),
             "criterion": checks.criterion(criterion, probe),
             "blocks": checks.choice("blocks", blocks, Blocks),
-            "precond_dtype": checks.precision(precond_dtype, preconditioner),
-            "normalize": checks.normalization(normalize, preconditioner),
+            "precond_dtype": checks.precision(precond_dtype),
+            "normalize": checks.normalization(normalize),
             "cuda_graph": bool(cuda_graph),
             "error_if_nonfinite": bool(error_if_nonfinite),
         }
-        boost = preconditioner.precond_boost(probe.whitens) if precond_lr is None else 1.0
+        self._steps_of_Q = (precond_lr, precond_boost)
         numbers = {
             "lr": lr,
-            "precond_lr": preconditioner.precond_lr(probe.whitens) if precond_lr is None else precond_lr,
-            "precond_boost": boost if precond_boost is None else precond_boost,
+            **options.of_Q(preconditioner, probe.whitens, precond_lr, precond_boost),
             "momentum": probe.momentum if momentum is None else momentum,
             "weight_decay": weight_decay,
             "update_every": update_every,
@@ -273,18 +274,26 @@ class PSGD(Optimizer):
         compare("check_replicas", all_facts, "PSGD wants replicas to be the same", None, group, store.params[0].device)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, at any time; they start from ``Q = I``."""
+        """Add parameters, at any time; they start from ``Q = I``, with a structure and blocks of their own if given."""
         index = len(self.param_groups)
         where = f" in param group {index}"
-        group = checks.param_group(param_group, self._choice_names, index)
+        for_all = [name for name in self._choice_names if name not in Choices._fields]
+        group = checks.param_group(param_group, for_all, index)
+        spelling.check_keys(group, (*options.NAMES, *self._choice_names), index)
         checks.new_parameters(group["params"], self._store.params, where)
+        structure, blocks = self._store.choices_of(index, group)
+        own = where if "preconditioner" in group else ""
+        checks.fits_structure(structure, self.precond_dtype, self.normalize, own)
         if "precond_lr" in group:  # a step size of one's own has no boost, unless that is given too
             group.setdefault("precond_boost", 1.0)
+        if "preconditioner" in group:
+            for name, number in options.of_Q(structure, self.probe.whitens, *self._steps_of_Q).items():
+                group.setdefault(name, number)
         options.check({**self.defaults, **group}, where)
         tensors = checks.tensors_of(group["params"])
         self._ranks.check_new(tensors, where)
         if self._ranks.has_all:
-            checks.fits_memory(self.preconditioner, self._store.divide(tensors))
+            checks.fits_memory(structure, self._store.divide(tensors, blocks), own)
         super().add_param_group(group)
         self._store.attach(self.state, self.param_groups)
         try:
@@ -318,7 +327,7 @@ class PSGD(Optimizer):
         self._ranks.check_copy()
         chosen = {name: getattr(self, name) for name in self._choice_names}
         state = {"state": checkpoint.copied(self.state), "_choice_names": self._choice_names}
-        return {**super().__getstate__(), **chosen, **state}
+        return {**super().__getstate__(), **chosen, **state, "_steps_of_Q": self._steps_of_Q}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -328,7 +337,10 @@ class PSGD(Optimizer):
             self._store.rebuild()
 
     def __repr__(self) -> str:
-        choices = [self.preconditioner, self.criterion, self.probe, self.blocks]
+        stacks, store = self.stacks, self._store
+        structures, blocks = (summary.either(getattr(c, name) for c in store.choices) for name in Choices._fields)
+        choices = [structures, self.criterion, self.probe, blocks]
         choices += [choice for choice in (self.precond_dtype, self.normalize) if choice is not None]
         top = summary.headline(type(self).__name__, choices, self.param_groups, options.NAMES)
-        return f"{top}\n{summary.table(self.stacks, self._store.params)}"
+        alike = len(set(map(str, store.choices))) < 2
+        return f"{top}\n{summary.table(stacks, store.params, None if alike else store.group_of)}"

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from psgd import PSGD, FiniteDifference, HessianVector, Monitor, Whitening, c2
+from psgd import PSGD, Diagonal, FiniteDifference, HessianVector, Kronecker, Monitor, Whitening, c2
 from psgd.engine.graphs import MOST
 from psgd.groups.pooled import Pooled
 
@@ -159,7 +159,9 @@ def trained(
 def _trained(probe: Any, change: Callable[[PSGD, Params, int], None], steps: int, **options: Any) -> Params:
     torch.manual_seed(0)
     params = [nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in SHAPES]
-    optimizer = PSGD(params, lr=0.02, probe=probe, max_rms=1.1, **options)
+    second = options.pop("second", None)  # a param group of its own for every other parameter
+    groups = params if second is None else [{"params": params[::2]}, {"params": params[1::2], **second}]
+    optimizer = PSGD(groups, lr=0.02, probe=probe, max_rms=1.1, **options)
     for step in range(steps):
 
         def slopes(step=step) -> list[torch.Tensor]:
@@ -249,6 +251,18 @@ def test_with_and_without_an_average(probe, options):
     plain = trained_by_torch(probe, nothing, **options)
     assert_same(recorded, plain, probe)
     assert made[-1].count > 30
+
+
+@pytest.mark.parametrize("probe", PROBES, ids=repr)
+def test_groups_with_structures_of_their_own_are_recorded_if_all_can_be(probe):
+    with_another = {"preconditioner": Kronecker(max_dense=4), "update_every": 2}
+    recorded, made = trained(probe, nothing, second=with_another)
+    plain = trained_by_torch(probe, nothing, second=with_another)
+    assert_same(recorded, plain, probe)
+    assert made[-1].count > 10
+    some, made = trained(probe, nothing, second={"preconditioner": Diagonal()})
+    assert not made
+    assert_same(some, trained_by_torch(probe, nothing, second={"preconditioner": Diagonal()}), probe)
 
 
 def test_numbers_and_parameters_of_two_dtypes_are_recorded_too():

@@ -5,6 +5,9 @@ finite in one group is skipped in all.
 
 The loss is a sum of one function of the first group and one of the second, so that gradients of the first do not depend
 on the second. Both groups have parameters of the same shapes, and each has one of a shape of its own.
+
+A group with a structure of its own takes the steps that it takes in an optimizer in which all groups have that
+structure. Its parameters are at the same positions there, and so get the same random numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from psgd import PSGD, FiniteDifference, HessianVector, Kronecker, Whitening
+from psgd import PSGD, Diagonal, FiniteDifference, HessianVector, Joint, Kronecker, PerTensor, Whitening
+from psgd.blocks import Blocks
 from psgd.groups import Structure
 from psgd.probes import Probe
 
@@ -55,17 +59,26 @@ def loss_of(params: list[list[Tensor]]) -> Tensor:
     return total
 
 
-def train(
-    structure: Structure, probe: Probe, numbers: Mapping[str, Any], second: Mapping[str, Any], steps: int
-) -> list[Any]:
-    """Take steps, and return for each group its parameters and their state."""
+def new_params() -> list[list[Tensor]]:
     generator = torch.Generator().manual_seed(0)
-    params = [
+    return [
         [torch.randn(shape, generator=generator, dtype=torch.float64).mul_(0.3).requires_grad_() for shape in shapes]
         for shapes in SHAPES
     ]
+
+
+def train(
+    structure: Structure,
+    probe: Probe,
+    numbers: Mapping[str, Any],
+    second: Mapping[str, Any],
+    steps: int,
+    blocks: Blocks = PerTensor(),
+) -> list[Any]:
+    """Take steps, and return for each group its parameters and their state."""
+    params = new_params()
     groups = [{"params": params[0], **numbers}, {"params": params[1], **numbers, **second}]
-    optimizer = PSGD(groups, preconditioner=structure, probe=probe)
+    optimizer = PSGD(groups, preconditioner=structure, probe=probe, blocks=blocks)
 
     def backward() -> Tensor:
         optimizer.zero_grad()
@@ -117,3 +130,51 @@ def test_the_same_holds_for_recorded_steps(structure: Structure, probe: Probe):
     with emulated_graphs() as total:
         check(structure, probe, some, steps=10)
         assert total["replays"] > 2 * len(some)
+
+
+#: numbers of both groups, without those that depend on the structure
+WITHOUT_STEPS_OF_Q = {name: number for name, number in BASE.items() if name != "precond_lr"}
+
+
+@law_of_structures(probe=PROBES)
+def test_a_structure_of_ones_own_takes_the_steps_of_an_optimizer_of_ones_own(structure: Structure, probe: Probe):
+    """Also with the step sizes of ``Q`` that it has by default."""
+    other = Diagonal() if structure == Kronecker() else Kronecker()
+    first, _ = train(structure, probe, WITHOUT_STEPS_OF_Q, {}, steps=4)
+    _, second = train(other, probe, WITHOUT_STEPS_OF_Q, {}, steps=4)
+    mixed = train(structure, probe, WITHOUT_STEPS_OF_Q, {"preconditioner": other}, steps=4)
+    assert same(mixed[0], first)
+    assert same(mixed[1], second)
+
+
+@law_of_structures(probe=PROBES)
+def test_blocks_of_ones_own_take_the_steps_of_an_optimizer_of_ones_own(structure: Structure, probe: Probe):
+    first, rest = train(structure, probe, BASE, {}, steps=4)
+    _, second = train(structure, probe, BASE, {}, steps=4, blocks=Joint())
+    mixed = train(structure, probe, BASE, {"blocks": Joint()}, steps=4)
+    assert same(mixed[0], first)
+    assert same(mixed[1], second)
+    assert not same(mixed[1], rest)
+
+
+def test_two_structures_are_two_optimizers():
+    """Without random numbers it does not matter at which position a parameter is."""
+    structures = (Kronecker(max_dense=0), Kronecker())
+    apart, together = new_params(), new_params()
+    optimizers = [
+        PSGD(params, lr=0.05, preconditioner=structure, probe=Whitening())
+        for params, structure in zip(apart, structures, strict=True)
+    ]
+    groups = [{"params": p, "preconditioner": s} for p, s in zip(together, structures, strict=True)]
+    mixed = PSGD(groups, lr=0.05, probe=Whitening())
+    for _ in range(6):
+        for params in (apart, together):
+            for p in (p for group in params for p in group):
+                p.grad = None
+            loss_of(params).backward()
+        for optimizer in (*optimizers, mixed):
+            optimizer.step()
+    for ours, theirs, optimizer in zip(together, apart, optimizers, strict=True):
+        for p, q in zip(ours, theirs, strict=True):
+            assert torch.equal(p, q)
+            assert all(torch.equal(value, optimizer.state[q][name]) for name, value in mixed.state[p].items())

@@ -98,6 +98,26 @@ def test_whatever_tells_the_shapes():
     assert [block.names for block in expected.blocks] == [(name,) for name, _ in model.named_parameters()]
 
 
+def test_param_groups_with_structures_and_blocks_of_their_own():
+    """They are what the optimizer allocates, and a budget leaves them as they are."""
+    model = small_model()
+    groups = [
+        {"params": list(model[0].parameters()), "preconditioner": Diagonal()},
+        {"params": list(model[3].parameters())},
+        {"params": list(model[5].parameters()), "blocks": Affine()},
+    ]
+    planned = plan(groups)
+    names = ["diagonal 24", "diagonal 6", "symmetric 6 ⊗ symmetric 6", "symmetric 6", "symmetric 7"]
+    assert [block.structure for block in planned.blocks] == names
+    optimizer = PSGD(groups, probe=Whitening())
+    assert planned.bytes == sum(
+        stack.group.nbytes() + sum(a.nbytes for a in stack.average.values()) for stack in optimizer.stacks
+    )
+    small = plan(groups, budget=planned.bytes - 1)
+    assert [block.structure for block in small.blocks][:2] == names[:2]
+    assert small.preconditioner.max_dense < 7
+
+
 def test_layers_alike():
     planned = plan({"layers.*.w": (3, (4, 5)), "b": (2, (4,)), "scale": ()})
     names = [block.names[0] for block in planned.blocks]

@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
-from psgd import PSGD, FiniteDifference, HessianVector, Whitening
+from psgd import PSGD, Affine, Diagonal, FiniteDifference, HessianVector, Kronecker, Whitening
 from psgd.probes import Probe
 
 BATCH = 12
@@ -370,6 +370,44 @@ def a_group_added_later(kind: str, steps: int, **options: Any) -> dict[str, Any]
     optimizer.add_param_group({"params": params[4:], "lr": 0.01})
     go(model, optimizer, dtype, steps, 2 * steps)
     return result(model, optimizer)
+
+
+def structures_of_their_own(kind: str, steps: int, **options: Any) -> dict[str, Any]:
+    """Every layer has another structure; half-way another optimizer goes on."""
+    dtype = torch.float64
+    model, more = wrapped(model_of(dtype), kind)
+    params = list(model.parameters())
+    own = [{"preconditioner": Kronecker(max_dense=0)}, {"blocks": Affine()}, {"preconditioner": Diagonal()}]
+
+    def new() -> PSGD:
+        groups = [{"params": params[2 * k : 2 * k + 2], **choices} for k, choices in enumerate(own)]
+        return PSGD(groups, **options, **more)
+
+    first, second = new(), new()
+    go(model, first, dtype, 0, steps)
+    second.load_state_dict(first.state_dict())
+    go(model, second, dtype, steps, 2 * steps)
+    return result(model, second)
+
+
+def another_structure() -> dict[str, str]:
+    """Answers where the last rank has another structure in a param group, from the start or later."""
+    params = [torch.zeros(4, 4, requires_grad=True), torch.zeros(4, 4, requires_grad=True)]
+    structure = Kronecker(max_skew=256 if dist.get_rank() == 0 else 255)  # of equal costs
+    group = {"params": params[1:], "preconditioner": structure}
+
+    def later() -> None:
+        optimizer = PSGD(params[:1], probe=Whitening(), shard=dist.group.WORLD)
+        optimizer.add_param_group(group)
+        optimizer.step()
+
+    def replicas() -> None:
+        PSGD([{"params": params[:1]}, group], probe=Whitening()).check_replicas()
+
+    def at_once() -> None:
+        PSGD([{"params": params[:1]}, group], probe=Whitening(), shard=dist.group.WORLD)
+
+    return answers_to({"at once": at_once, "later": later, "replicas": replicas})
 
 
 def with_gradients(shapes: Sequence[tuple[int, ...]], steps: int, paces: Sequence[int] = (1,), **options: Any) -> Any:

@@ -155,6 +155,15 @@ def test_parameters_that_join_later(ranks, kind):
             assert torch.linalg.vector_norm(mine - expected) <= 1e-10 * expected.norm()
 
 
+@pytest.mark.parametrize("kind", ["ddp", "ddp, shared", "fsdp"])
+@pytest.mark.parametrize("probe", PROBES)
+def test_groups_with_structures_of_their_own(ranks, kind, probe):
+    options = {"lr": 0.02, "probe": PROBES[probe]}
+    one = jobs.structures_of_their_own("alone", 6, **options)["params"]
+    for result in ranks.run(2, jobs.structures_of_their_own, kind, 6, **options):
+        assert close(result["params"], one)
+
+
 def close(mine: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
     return all(torch.linalg.vector_norm(a - b) <= 1e-10 * b.norm() for a, b in zip(mine, expected, strict=True))
 

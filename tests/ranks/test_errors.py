@@ -85,6 +85,12 @@ def test_a_parameter_frozen_on_one_rank(ranks, probe):
             assert "whether parameter 2 has a gradient is True on rank 0 and False on rank 1" in answer
 
 
+def test_a_structure_of_a_group_that_differs_is_named(ranks):
+    for found in ranks.run(2, jobs.another_structure):
+        for answer in found.values():
+            assert "preconditioner of param group 1 is 'Kronecker(max_dense=2048, max_skew=256, " in answer
+
+
 def test_replicas_that_differ(ranks):
     for found in ranks.run(2, jobs.compared_replicas, 0.01):
         assert found["same"] == ""

@@ -194,10 +194,53 @@ def test_parameters():
     assert len(optimizer.param_groups) == 1
 
 
-def test_choices_are_not_for_param_groups():
+@pytest.mark.parametrize(
+    ("name", "value"), [("criterion", c2), ("probe", Whitening()), ("precond_dtype", torch.float64)], ids=str
+)
+def test_choices_that_are_not_for_param_groups(name, value):
     p = torch.ones(2, requires_grad=True)
-    with pytest.raises(ValueError, match=r"preconditioner=Dense\(\) in param group 0: PSGD takes it for all"):
-        PSGD([{"params": [p], "preconditioner": Dense()}])
+    with pytest.raises(ValueError, match=rf"{name}=.* in param group 0: PSGD takes it for all"):
+        PSGD([{"params": [p], name: value}])
+
+
+@pytest.mark.parametrize(
+    ("choice", "options", "message"),
+    [
+        ({"preconditioner": "dense"}, {}, r"preconditioner='dense' in param group 1: PSGD wants one of .*Dense\(\)"),
+        ({"preconditioner": Dense}, {}, r"preconditioner=.* in param group 1: .*object of the class: Dense\(\)"),
+        ({"preconditioner": None}, {}, r"preconditioner=None in param group 1: PSGD wants one of"),
+        ({"blocks": 3}, {}, r"blocks=3 in param group 1: PSGD wants one of .*Joint\(\)"),
+        (
+            {"preconditioner": Dense()},
+            {"precond_dtype": torch.bfloat16},
+            r"precond_dtype=torch.bfloat16 in param group 1: Dense\(\) is inverted .* PSGD wants torch.float32",
+        ),
+        (
+            {"preconditioner": Kronecker()},
+            {"preconditioner": Dense(), "normalize": MaxAbs()},
+            r"normalize=MaxAbs\(\) in param group 1: Kronecker\(.* PSGD wants None here",
+        ),
+    ],
+    ids=str,
+)
+def test_choices_of_a_param_group(choice, options, message):
+    """In the constructor, and in a group added later, which then is not there."""
+    first, second = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
+    with pytest.raises((TypeError, ValueError), match=message):
+        PSGD([{"params": [first]}, {"params": [second], **choice}], **options)
+    optimizer = PSGD([first], **options)
+    with pytest.raises((TypeError, ValueError), match=message):
+        optimizer.add_param_group({"params": [second], **choice})
+    assert len(optimizer.param_groups) == 1
+    assert second not in optimizer.state
+
+
+def test_choices_go_with_the_structures_that_are_used():
+    """The default, which no group has, may be one that they do not go with."""
+    p = torch.ones(2, requires_grad=True)
+    assert PSGD([{"params": [p], "preconditioner": Dense()}], normalize=MaxAbs()).param_groups
+    group = {"params": [p], "preconditioner": Kronecker()}
+    assert PSGD([group], preconditioner=Dense(), precond_dtype=torch.bfloat16).param_groups
 
 
 def test_numbers_of_numpy_are_numbers():
@@ -324,6 +367,8 @@ def test_dense_too_large_for_memory():
     message = r"preconditioner=Dense\(\): Q would take 14.6 TiB on cpu, where .* free;.*\(2000000,\).*Use Kronecker\(\)"
     with pytest.raises(ValueError, match=message):
         PSGD([theta], preconditioner=Dense())
+    with pytest.raises(ValueError, match=r"preconditioner=Dense\(\) in param group 0: Q would take 14.6 TiB"):
+        PSGD([{"params": [theta], "preconditioner": Dense()}])
     with pytest.raises(ValueError, match="Q would take"):
         PSGD([torch.zeros(1_000_000, requires_grad=True) for _ in range(2)], preconditioner=Dense(), blocks=Joint())
     optimizer = PSGD([torch.ones(2, requires_grad=True)], preconditioner=Dense())

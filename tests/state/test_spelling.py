@@ -48,6 +48,8 @@ def test_a_misspelt_choice_is_named_too():
         PSGD([theta()], precondtioner=None)
     with pytest.raises(TypeError, match="did you mean 'criterion'"):
         PSGD([{"params": [theta()], "criteron": None}])
+    with pytest.raises(TypeError, match="did you mean 'preconditioner'"):
+        PSGD([{"params": [theta()], "precondtioner": None}])
 
 
 def test_what_is_like_no_option_is_the_error_of_python():

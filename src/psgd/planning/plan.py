@@ -40,15 +40,16 @@ def plan(
     costliest.
 
     Args:
-        model_or_shapes: a module, which may be on the device ``"meta"``; parameters, named or not, or param groups; or
-            shapes, in a list or by name in a dict: ``(64, 32)``, or ``(80, (64, 32))`` for 80 of them. A ``*`` in a
-            name is replaced by a number. Shapes stand for parameters of at most 32 bits.
+        model_or_shapes: a module, which may be on the device ``"meta"``; parameters, named or not, or param groups,
+            which may have a ``preconditioner`` and ``blocks`` of their own; or shapes, in a list or by name in a dict:
+            ``(64, 32)``, or ``(80, (64, 32))`` for 80 of them. A ``*`` in a name is replaced by a number. Shapes stand
+            for parameters of at most 32 bits.
         preconditioner: as for ``PSGD``
         world_size: ranks that the blocks are divided among
         budget: bytes for the state on each rank, a number or a text such as ``"8 GiB"``. If ``preconditioner`` uses
             more, its longest dense axes become diagonal, as few of these lengths as possible: a dense factor of an axis
             of length n keeps ``n²`` numbers for n directions, so the longest cost most per direction.
-            ``Plan.preconditioner`` is the resulting ``Kronecker``.
+            ``Plan.preconditioner`` is the resulting ``Kronecker``. Param groups with their own structure keep it.
         blocks: as for ``PSGD``; with ``Affine`` the layers of a module are found by ``Affine.groups``
         precond_dtype: as for ``PSGD``
         momentum: whether an average of gradients is kept
@@ -69,6 +70,7 @@ def plan(
         raise TypeError(f"momentum={momentum!r}: plan wants True or False, for whether an average is kept")
     most = _bytes(budget)
     names, groups = shapes.param_groups(model_or_shapes, blocks)
+    own = [group.get("preconditioner") for group in groups for _ in group["params"]]
     stacks = PSGD(
         groups,
         preconditioner=preconditioner,
@@ -78,8 +80,9 @@ def plan(
         momentum=0.9 if momentum else 0.0,
         update_every=update_every,
     ).stacks
-    for structure in (preconditioner, *preconditioner.smaller(stack.group for stack in stacks)):
-        found = _planned(structure, stacks, names, world_size, update_every)
+    shrinking = [stack.group for stack in stacks if own[stack.positions[0]] is None]
+    for structure in (preconditioner, *preconditioner.smaller(shrinking)):
+        found = _planned(structure, own, stacks, names, world_size, update_every)
         if found.bytes_per_rank <= most:
             return found
     needed = found.bytes_per_rank
@@ -99,12 +102,19 @@ def _bytes(budget: Any) -> float:
 
 
 def _planned(
-    structure: Structure, stacks: Sequence[Stack], names: Sequence[str], world_size: int, update_every: int
+    structure: Structure,
+    own: Sequence[Structure | None],
+    stacks: Sequence[Stack],
+    names: Sequence[str],
+    world_size: int,
+    update_every: int,
 ) -> Plan:
+    """Plan with a structure for all parameters but those whose param group has its own."""
     of_params = {}
     costs = {}
     for stack in stacks:
-        group = structure.init(stack.blocks[0].shape, dtype=stack.like.dtype, device="meta")
+        chosen = own[stack.positions[0]] or structure
+        group = chosen.init(stack.blocks[0].shape, dtype=stack.like.dtype, device="meta")
         like = PlannedBlock(
             names=(),
             shape=stack.blocks[0].shape,

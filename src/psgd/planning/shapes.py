@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..blocks import Affine, Blocks
+from ..state import choices
 
 WANTED = "plan wants a module, parameters, or shapes: (64, 32), or (80, (64, 32)) for 80 alike, or ('name', (64, 32))"
 
@@ -38,7 +39,7 @@ def param_groups(model_or_shapes: Any, blocks: Blocks) -> tuple[list[str], list[
         for name, p in _read(inside.items() if isinstance(inside, Mapping) else inside):
             names.append(name or f"parameter {len(names)}")
             params.append(p if p.is_meta else known.setdefault(p, torch.empty(p.shape, dtype=p.dtype, device="meta")))
-        groups.append({"params": params})
+        groups.append({"params": params, **choices.only(group)})
     if not names:
         raise ValueError(f"model_or_shapes={items!r}: plan wants at least one parameter")
     return names, groups

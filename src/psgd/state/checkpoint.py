@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..groups import Group
-from . import options
+from . import choices, options
 
 #: entries that a state may lack: those of options not in use, and those that older versions did not write
 _OPTIONAL = {"momentum", "momentum_weight", "skipped", "grad_length"}
@@ -20,7 +20,10 @@ _OPTIONAL = {"momentum", "momentum_weight", "skipped", "grad_length"}
 def checked_groups(
     saved: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Saved param groups, completed by the defaults of options that did not exist when they were saved."""
+    """Saved param groups, completed by the defaults of options that did not exist when they were saved.
+
+    Choices are not among them: those of this optimizer stay, and the state says whether it fits them.
+    """
     for key, kind in (("state", Mapping), ("param_groups", list)):
         if key not in saved:
             raise ValueError(f"state_dict[{key!r}]: missing; load_state_dict wants what state_dict() returned")
@@ -36,7 +39,7 @@ def checked_groups(
             f"state_dict['param_groups']: groups of {their_sizes} parameters; this optimizer has groups of {sizes}"
         )
     # A step size of Q that was saved before there was a boost has none.
-    completed = [{**defaults, "precond_boost": 1.0, **group} for group in theirs]
+    completed = [{**defaults, "precond_boost": 1.0, **group} for group in map(choices.without, theirs)]
     for i, group in enumerate(completed):
         options.check(group, f" in state_dict['param_groups'][{i}]")
     return completed
@@ -156,6 +159,7 @@ def apart(_: object, state_dict: dict[str, Any]) -> dict[str, Any]:
     """State dict whose tensors can be saved one by one: ``torch.save`` of a view would write the stack that it is of.
 
     The tensors lie where they lay and are not copied, but each has a storage of its own that ends where it ends.
+    Choices of param groups are saved as text, so that a checkpoint has tensors, numbers and text only.
     """
     state = {
         key: {k: _alone(v) if isinstance(v, Tensor) else v for k, v in entries.items()}
@@ -163,7 +167,11 @@ def apart(_: object, state_dict: dict[str, Any]) -> dict[str, Any]:
         else entries
         for key, entries in state_dict["state"].items()
     }
-    return {**state_dict, "state": state}
+    groups = [
+        {**group, **{name: repr(choice) for name, choice in choices.only(group).items()}}
+        for group in state_dict["param_groups"]
+    ]
+    return {**state_dict, "state": state, "param_groups": groups}
 
 
 def _alone(view: Tensor) -> Tensor:

@@ -16,19 +16,17 @@ from ..ops.distributed import local
 from ..ops.real import precise_dtype
 from ..probes import Probe
 from ..probes.closures import is_finite
-from . import spelling
 from .memory import available_bytes, readable
-from .options import NAMES
 
 Kind = tuple[torch.Size, torch.dtype, torch.device]
 
 
-def choice(name: str, value: Any, kind: type[Any]) -> Any:
+def choice(name: str, value: Any, kind: type[Any], where: str = "") -> Any:
     """Return ``value`` if it is an object of a class derived from ``kind``; else raise."""
     if not isinstance(value, kind):
         known = ", ".join(f"{c.__name__}()" for c in kind.__subclasses__())
         hint = f" (an object of the class: {value.__name__}())" if isinstance(value, type) else ""
-        raise TypeError(f"{name}={value!r}: PSGD wants one of {known}{hint}")
+        raise TypeError(f"{name}={value!r}{where}: PSGD wants one of {known}{hint}")
     return value
 
 
@@ -50,29 +48,30 @@ def criterion(value: Any, probe: Probe) -> Any:
     return value
 
 
-def precision(value: Any, structure: Structure) -> Any:
+def precision(value: Any) -> Any:
     """Return ``value`` if it is a dtype that ``Q`` may have, or None; else raise."""
     if value is not None and value not in (torch.bfloat16, torch.float32, torch.float64):
         raise ValueError(f"precond_dtype={value!r}: PSGD wants torch.bfloat16, torch.float32, torch.float64 or None")
-    if value == torch.bfloat16 and structure.inverts:
-        raise ValueError(
-            f"precond_dtype={value!r}: {structure!r} is inverted where it is fitted, which bfloat16 is too coarse for; "
-            "PSGD wants torch.float32 there, or Kronecker(inverse_free=True)"
-        )
     return value
 
 
-def normalization(value: Any, structure: Structure) -> Any:
-    """Return ``value`` if it is a normalisation or None; structures that normalise in their own way allow only None."""
-    if value is None:
-        return None
-    function("normalize", value, "MaxAbs(), MaxDiag(), Spectral() or None")
-    if structure.own_normalization:
+def normalization(value: Any) -> Any:
+    """Return ``value`` if it is a normalisation or None; else raise."""
+    return None if value is None else function("normalize", value, "MaxAbs(), MaxDiag(), Spectral() or None")
+
+
+def fits_structure(structure: Structure, precond_dtype: Any, normalize: Any, where: str) -> None:
+    """Raise if ``Q`` cannot be of this dtype, or if its steps are normalised in the structure's own way."""
+    if precond_dtype == torch.bfloat16 and structure.inverts:
         raise ValueError(
-            f"normalize={value!r}: {structure!r} normalises its steps in its own way; PSGD wants None here, or "
-            "Kronecker(inverse_free=False)"
+            f"precond_dtype={precond_dtype!r}{where}: {structure!r} is inverted where it is fitted, which bfloat16 is "
+            "too coarse for; PSGD wants torch.float32 there, or Kronecker(inverse_free=True)"
         )
-    return value
+    if normalize is not None and structure.own_normalization:
+        raise ValueError(
+            f"normalize={normalize!r}{where}: {structure!r} normalises its steps in its own way; PSGD wants None here, "
+            "or Kronecker(inverse_free=False)"
+        )
 
 
 def param_groups(params: Any) -> list[Any]:
@@ -97,7 +96,6 @@ def param_group(group: Any, choices: Collection[str], index: int) -> dict[str, A
                 f"{name}={group[name]!r} in param group {index}: PSGD takes it for all parameters together; "
                 "use another optimizer"
             )
-    spelling.check_keys(group, (*NAMES, *choices), index)
     return _listed(group)
 
 
@@ -145,7 +143,9 @@ def new_parameters(params: Any, known: Collection[Tensor], where: str) -> None:
             raise ValueError(f"params: parameter {i}{where} is {found}")
 
 
-def fits_memory(structure: Structure, blocks: Iterable[tuple[Block, torch.dtype, torch.device]]) -> None:
+def fits_memory(
+    structure: Structure, blocks: Iterable[tuple[Block, torch.dtype, torch.device]], where: str = ""
+) -> None:
     """Raise if ``Q`` of all blocks needs more memory than a device has, before anything is allocated."""
     needed: defaultdict[torch.device, int] = defaultdict(int)
     largest: dict[torch.device, tuple[int, tuple[int, ...]]] = {}
@@ -161,9 +161,9 @@ def fits_memory(structure: Structure, blocks: Iterable[tuple[Block, torch.dtype,
         if free is not None and size > free:
             most, shape = largest[device]
             raise ValueError(
-                f"preconditioner={structure!r}: Q would take {readable(size)} on {device}, where {readable(free)} are "
-                f"free; its largest block, of shape {shape}, takes {readable(most)}. Use Kronecker(), LimitedMemory() "
-                "or Diagonal(), or smaller blocks, as PerTensor() makes them"
+                f"preconditioner={structure!r}{where}: Q would take {readable(size)} on {device}, where "
+                f"{readable(free)} are free; its largest block, of shape {shape}, takes {readable(most)}. Use "
+                "Kronecker(), LimitedMemory() or Diagonal(), or smaller blocks, as PerTensor() makes them"
             )
 
 

@@ -8,28 +8,33 @@ from typing import Any
 
 from ..ops.agreement import Fact, checksum
 from ..ops.distributed import is_dtensor
-from . import options
+from . import choices, options
 from .store import Store
 
 
 def of_groups(store: Store) -> list[Fact]:
-    """Shapes and param groups of all parameters, and the numbers of all param groups: they enter every step."""
+    """Shapes and param groups of all parameters, and numbers and choices of all param groups: they enter every step."""
     numbers = [
         Fact(lambda g, name=name: f"{name} of param group {g}", [group.get(name) for group in store.groups])  # type: ignore[misc]
         for name in options.NAMES
+    ]
+    own = [{name: _in_words(choice) for name, choice in choices.only(group).items()} for group in store.groups]
+    numbers += [
+        Fact(lambda g, name=name: f"{name} of param group {g}", [group.get(name) for group in own])  # type: ignore[misc]
+        for name in choices.Choices._fields
     ]
     shapes = Fact(lambda i: f"the shape of {store.name(i)}", [tuple(kind[0]) for kind in store.kinds])
     return [shapes, Fact(lambda i: f"the param group of {store.name(i)}", store.group_of), *numbers]
 
 
-def of_model(store: Store, choices: Mapping[str, Any]) -> list[Fact]:
+def of_model(store: Store, chosen: Mapping[str, Any]) -> list[Fact]:
     """All of these, dtypes and names of the parameters, and the choices of the optimizer."""
     names = [name for group in store.groups for name in group.get("param_names", ())]
     return [
         *of_groups(store),
         Fact(lambda i: f"the dtype of {store.name(i)}", [str(p.dtype) for p in store.params]),
         Fact(lambda i: f"the name of parameter {i}", names),
-        Fact(lambda k: list(choices)[k], [_in_words(choice) for choice in choices.values()]),
+        Fact(lambda k: list(chosen)[k], [_in_words(choice) for choice in chosen.values()]),
     ]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..ranks.base import Ranks
-from . import checkpoint
+from . import checkpoint, choices
 from .store import Store
 
 
@@ -39,6 +39,8 @@ def loading(optimizer: Optimizer, store: Store, ranks: Ranks) -> Iterator[None]:
         return {"state": {}, "param_groups": groups}
 
     def install(_: Optimizer) -> None:
+        for group, before in zip(optimizer.param_groups, store.groups, strict=True):
+            group.update(choices.only(before))
         optimizer.state.update(zip(store.params, loaded, strict=True))
         store.attach(optimizer.state, optimizer.param_groups)
         store.rebuild()

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ..groups import Structure
+
 #: largest whole number of an option: what the number of steps, which is an int64, can reach
 _MOST = 2**63 - 1
 
@@ -62,6 +64,20 @@ def check(options: Mapping[str, Any], where: str = "") -> None:
             raise ValueError(f"{name}{where}: missing; PSGD wants {right}")
         if not allowed(options[name]):
             raise ValueError(f"{name}={_shown(options[name])}{where}: PSGD wants {right}")
+
+
+def of_Q(
+    structure: Structure, whitening: bool, precond_lr: float | None, precond_boost: float | None
+) -> dict[str, float]:
+    """Step size of ``Q``, and its factor while ``Q`` is young; where they are None, those of the structure.
+
+    A step size of one's own has no such factor, unless that is given too.
+    """
+    boost = structure.precond_boost(whitening) if precond_lr is None else 1.0
+    return {
+        "precond_lr": structure.precond_lr(whitening) if precond_lr is None else precond_lr,
+        "precond_boost": boost if precond_boost is None else precond_boost,
+    }
 
 
 def _shown(value: Any) -> str:

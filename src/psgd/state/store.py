@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Mapping, MutableMapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from ..ops.real import precise_dtype
 from ..ranks.assign import cost_of
 from ..ranks.base import Ranks
 from . import checks
+from .choices import Choices
 from .stacking import add_averages, add_rows, side_by_side, stack_of
 
 
@@ -42,8 +44,8 @@ class Store:
     """Parameters, blocks and state of an optimizer.
 
     Args:
-        structure: structure of ``Q``
-        blocks: rule that says which parameters share a ``Q``
+        structure: structure of ``Q``, for param groups that do not choose another
+        blocks: rule that says which parameters share a ``Q``, for the same groups
         precond_dtype: dtype of ``Q``, or None for that of the parameters
         normalize: normalisation of the steps of ``Q``
         ranks: ranks that share the blocks
@@ -57,10 +59,9 @@ class Store:
         normalize: Normalization | None,
         ranks: Ranks,
     ) -> None:
-        self.structure, self.blocks_of = structure, blocks
+        self._usual = Choices(structure, blocks)
         self.precond_dtype, self.normalize = precond_dtype, normalize
         self.ranks = ranks
-        self._templates: dict[tuple[tuple[int, ...], torch.dtype], Group] = {}
         #: state of the optimizer, see ``attach``
         self.state: MutableMapping[Tensor, dict[str, Tensor]] = {}
         self.groups: Sequence[Mapping[str, Any]] = ()
@@ -76,6 +77,10 @@ class Store:
         #: number of steps skipped, counted on each device without reading it
         self.skipped: dict[torch.device, Tensor] = {}
         self.params: list[Tensor] = []
+        #: choices of each param group when it was added
+        self.choices: list[Choices] = []
+        #: by the structure, which ``choices`` keep alive, the shape and the dtype
+        self._templates: dict[tuple[int, tuple[int, ...], torch.dtype], Group] = {}
         #: index of the param group of each parameter
         self.group_of: list[int] = []
         #: shape, dtype and device of each parameter when its state was made
@@ -94,11 +99,16 @@ class Store:
 
     # Parameters and their state.
 
-    def divide(self, params: Sequence[Tensor], first: int = 0) -> list[Placed]:
+    def choices_of(self, index: int, group: Mapping[str, Any]) -> Choices:
+        """Choices of a param group as it is now."""
+        return self._usual.of_group(group, f" in param group {index}")
+
+    def divide(self, params: Sequence[Tensor], blocks: Blocks, first: int = 0) -> list[Placed]:
         """Blocks of a param group.
 
         Args:
             params: parameters of the group
+            blocks: rule of the group
             first: position of the first parameter
         """
         numbered = [(i, p) for i, p in enumerate(params, first) if isinstance(p, Tensor) and p.numel() > 0]
@@ -108,14 +118,16 @@ class Store:
                 self.precond_dtype or precise_dtype([params[i - first] for i in block.params]),
                 params[block.params[0] - first].device,
             )
-            for block in self.blocks_of.divide(numbered)
+            for block in blocks.divide(numbered)
         ]
 
     # Everything made here stays, so that looking for garbage meanwhile finds none, and costs half of the time.
     @without_garbage_collection()
     def adopt(self, index: int, group: Mapping[str, Any]) -> None:
         """Add a param group, and create the missing parts of its state."""
-        divided = self.divide(group["params"], first=len(self.params))
+        structure, rule = choices = self.choices_of(index, group)
+        divided = self.divide(group["params"], rule, first=len(self.params))
+        self.choices.append(choices)
         for p in group["params"]:
             self.params.append(p)
             self.group_of.append(index)
@@ -123,35 +135,39 @@ class Store:
             self.state[p].update(step=self.clock, skipped=self._skip_count(p.device))
             self._entries.append(self.state[p])
         alike: defaultdict[tuple[Any, ...], list[Block]] = defaultdict(list)
-        for block, dtype, device in self.ranks.keep(divided, lambda placed: placed.block.params, self._cost):
+        for block, dtype, device in self.ranks.keep(
+            divided, lambda placed: placed.block.params, partial(self._cost, index)
+        ):
             self.blocks.append(block)
             self.homes[block] = self._home(block)
             alike[block.shape, dtype, self.dtype_of(block), device].append(block)
         for (shape, dtype, precise, device), blocks in alike.items():
-            if not self.structure.inverts:
+            if not structure.inverts:
                 triton.prepare(device, dtype, lower(device, dtype))
             states = [self.state_of(block) for block in blocks]
-            right = {name: buffer.shape[1:] for name, buffer in self._template(shape, dtype).buffers().items()}
+            right = {name: buffer.shape[1:] for name, buffer in self._template(index, shape, dtype).buffers().items()}
             new = [s for s in states if any(name not in s or s[name].shape != right[name] for name in right)]
             for state in new:
                 for name in state.keys() - {"step", "skipped"}:
                     del state[name]
             if new:
-                add_rows(new, self.structure.init(shape, batch=len(new), dtype=dtype, device=device).buffers())
+                add_rows(new, structure.init(shape, batch=len(new), dtype=dtype, device=device).buffers())
             if old := [s for s in states if "grad_length" not in s]:  # also of states saved by an older version
                 add_rows(old, {"grad_length": torch.zeros(len(old), dtype=precise, device=device)})
             if group["momentum"] > 0:
                 add_averages(states, shape, precise, device)
         self._stacks = None
 
-    def _template(self, shape: tuple[int, ...], dtype: torch.dtype) -> Group:
-        """Group of one block, which tells what its ``Q`` is made of, and uses no memory."""
-        if (shape, dtype) not in self._templates:
-            self._templates[shape, dtype] = self.structure.init(shape, dtype=dtype, device="meta")
-        return self._templates[shape, dtype]
+    def _template(self, index: int, shape: tuple[int, ...], dtype: torch.dtype) -> Group:
+        """Group of one block of a param group, which tells what its ``Q`` is made of, and uses no memory."""
+        structure = self.choices[index].preconditioner
+        key = id(structure), shape, dtype
+        if key not in self._templates:
+            self._templates[key] = structure.init(shape, dtype=dtype, device="meta")
+        return self._templates[key]
 
-    def _cost(self, placed: Placed) -> float:
-        group = self._template(placed.block.shape, placed.dtype)
+    def _cost(self, index: int, placed: Placed) -> float:
+        group = self._template(index, placed.block.shape, placed.dtype)
         return cost_of(group, placed.block.numel * self.dtype_of(placed.block).itemsize)
 
     def _home(self, block: Block) -> int:
@@ -175,12 +191,29 @@ class Store:
             self.adopt(index, group)
 
     def notice_changes(self) -> None:
-        """Rebuild if the param groups or the state were changed from outside, such as by clearing the state."""
+        """Rebuild if the param groups or the state were changed from outside, such as by clearing the state.
+
+        Raise if a param group has other choices than when it was added: its ``Q`` would have to start anew.
+        """
         params = [p for group in self.groups for p in group["params"]]
         same = len(params) == len(self.params) and all(map(operator.is_, params, self.params))
+        if same := same and len(self.groups) == len(self.choices):
+            self._check_choices()
         same = same and all(map(operator.is_, map(self.state.get, params), self._entries))
         if not same or any(entries.get("step") is not self.clock for entries in self._entries):
             self.rebuild()
+
+    def _check_choices(self) -> None:
+        for index, (group, then) in enumerate(zip(self.groups, self.choices, strict=True)):
+            if all(map(operator.is_, map(group.get, then._fields, self._usual), then)):
+                continue
+            now = self.choices_of(index, group)
+            for name, ours, theirs in zip(now._fields, now, then, strict=True):
+                if ours != theirs:
+                    raise ValueError(
+                        f"{name}={ours!r} in param group {index}: it was {theirs!r}; PSGD wants the choices of a group "
+                        "to stay as they were when it was added"
+                    )
 
     def follow_model(self) -> None:
         """Start over if the model was moved or cast before the first step."""
@@ -233,7 +266,7 @@ class Store:
         for block, i in self.homes.items():
             like = next(v for k, v in entries[i].items() if k.startswith("Q"))
             add_averages([entries[i]], block.shape, self.dtype_of(block), like.device)
-            templates[i] = self._template(block.shape, like.dtype)
+            templates[i] = self._template(self.group_of[i], block.shape, like.dtype)
         return entries, templates
 
     def may_be_missing(self) -> list[bool]:
@@ -277,7 +310,8 @@ class Store:
         stacks = []
         for (shape, dtype, precise, device, kind), same in alike.items():
             blocks, states = zip(*same, strict=True)
-            stacks.append(stack_of(blocks, states, self._template(shape, dtype), precise, device, kind[0] in averaging))
+            template = self._template(kind[0], shape, dtype)
+            stacks.append(stack_of(blocks, states, template, precise, device, kind[0] in averaging))
         return side_by_side(stacks, self._key)
 
     def _kind_of(self, block: Block) -> tuple[int, torch.dtype]:
@@ -303,7 +337,10 @@ class Store:
         alike: defaultdict[tuple[Any, ...], list[Stack]] = defaultdict(list)
         for stack in stacks:
             alike[self._key(stack)].append(stack)
-        return [Bucket(same, kind[0], self.structure, self.normalize) for (kind, *_), same in alike.items()]
+        return [
+            Bucket(same, kind[0], self.choices[kind[0]].preconditioner, self.normalize)
+            for (kind, *_), same in alike.items()
+        ]
 
     def buckets(self, given: Mapping[int, Tensor]) -> Sequence[Bucket]:
         """Buckets of the blocks that have gradients.

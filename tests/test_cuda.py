@@ -9,7 +9,19 @@ import pytest
 import torch
 from torch import nn
 
-from psgd import PSGD, Affine, Dense, FiniteDifference, HessianVector, Joint, Kronecker, Monitor, Spectral, Whitening
+from psgd import (
+    PSGD,
+    Affine,
+    Dense,
+    FiniteDifference,
+    HessianVector,
+    Joint,
+    Kronecker,
+    Monitor,
+    PSGDWarning,
+    Spectral,
+    Whitening,
+)
 from psgd.groups.inverse_free import Chores
 from psgd.groups.triangular import descend_rank_two_
 
@@ -162,9 +174,39 @@ def test_finite_difference_does_not_wait_either():
     optimizer.step(closure)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        optimizer.step(closure)
+        for _ in range(60):  # past the looks at closures and at skipped steps
+            optimizer.step(closure)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_warnings_come_without_waiting():
+    """What they are about is read when it has arrived, some steps later."""
+    model, calls = model_on("cuda"), iter(range(10**6))
+    optimizer = PSGD(model.parameters(), lr=0.01)
+    batches = [tuple(t.cuda() for t in batch(i)) for i in range(100)]
+
+    def closure():
+        optimizer.zero_grad()
+        x, y = batches[next(calls) % 100]
+        loss = ((model(x) - y) ** 2).mean()
+        loss.backward()
+        return loss
+
+    def steps(optimizer, number, closure=None):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(number):
+                optimizer.step(closure)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    with pytest.warns(PSGDWarning, match="another mini-batch"):
+        steps(optimizer, 30, closure)
+    theta = torch.ones(3, device="cuda", requires_grad=True)
+    theta.grad = torch.full_like(theta, torch.nan)
+    with pytest.warns(PSGDWarning, match="steps in a row"):
+        steps(PSGD([theta], probe=Whitening()), 100)
 
 
 @pytest.mark.parametrize("first", [3, 40], ids=["before they are recorded", "recorded"])

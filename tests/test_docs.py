@@ -74,9 +74,9 @@ def test_links_of_the_readme_lead_somewhere():
 
 
 def test_errors_that_are_explained_are_raised():
-    """The words of each message in the table of errors are those of a text in the sources."""
+    """The words of each message in the tables of warnings and errors are those of a text in the sources."""
     texts = [words(text) for path in (ROOT / "src" / "psgd").rglob("*.py") for text in texts_of(path)]
-    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8").partition("## What errors say")[2]
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8").partition("## What PSGD warns of")[2]
     messages = re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)
     assert len(messages) >= 20
     filled_in = {"finitedifference", "hessianvector", "preconditioner", "torch", "bfloat16", "state_dict", "state"}

@@ -322,7 +322,7 @@ def test_schedulers_work():
 
 def test_maximize_is_minimising_the_negative():
     for probe in PROBES:
-        for criterion in (c1, c2, c3):
+        for criterion in (c3,) if probe.whitens else (c1, c2, c3):
             up = torch.tensor([0.5, -0.3], dtype=torch.float64, requires_grad=True)
             down = up.detach().clone().requires_grad_()
             for theta, sign, maximize in [(up, 1.0, True), (down, -1.0, False)]:

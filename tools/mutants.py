@@ -660,6 +660,17 @@ MUTANTS = [
         ("the state of the CPU is not restored", "torch.set_rng_state(self.cpu)", "pass"),
     ),
     *of(
+        "probes/closure_checks.py",
+        "probes/test_closure_checks.py",
+        ("rounding counts as a mini-batch", "+ _ROUNDING * abs(size)", ""),
+        ("multiples of the loss count as a mini-batch", "and opposite >= _OPPOSITE", ""),
+        ("ranks have one loss", " * math.sqrt(number_of_ranks())", ""),
+        ("gradients cleared in place are told", "grad._version == before + 1", "True"),
+        ("gradients accumulated on purpose are told", "left() is grad and grad._version == version", "True"),
+        ("restored buffers are told", "id(b) not in self._known and", ""),
+        ("all steps are observed", "or self._steps >= STEPS", ""),
+    ),
+    *of(
         "probes/noise.py",
         "probes/test_noise.py",
         ("seed and step are one number", "mix(seed, self.step, position)", "mix(seed + self.step, position)"),
@@ -979,6 +990,20 @@ MUTANTS = [
             "if normalize is not None and structure.own_normalization:",
             "if False:",
         ),
+        ("secants of gradients are fitted", "probe.whitens and value in OF_SECANTS", "False"),
+    ),
+    *of(
+        "state/skips.py",
+        "state/test_skips.py",
+        ("it is told again and again", "            self._done = True\n", ""),
+        ("counts of a checkpoint are counted", "if counter is not self._counter:", "if self._counter is None:"),
+        ("some skipped steps are told", "== now[1] - before[1]", ">= now[1] - before[1] > 0"),
+    ),
+    *of(
+        "state/spelling.py",
+        "state/test_spelling.py",
+        ("keys with an option in them are refused", 'any(f"_{option}_" in parts for option in known)', "False"),
+        ("keys of schedulers are refused", ", cutoff=0.85", ""),
     ),
     # Ranks.
     *of(

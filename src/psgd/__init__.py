@@ -7,6 +7,7 @@ from .groups import Dense, Diagonal, Kronecker, LimitedMemory, LowRank
 from .minimizing import OptimizeResult, minimize
 from .monitor import Monitor
 from .normalize import MaxAbs, MaxDiag, Spectral
+from .notice import PSGDWarning
 from .optimizer import PSGD
 from .planning import Plan, plan
 from .probes import FiniteDifference, HessianVector, Whitening
@@ -28,6 +29,7 @@ __all__ = [
     "MaxDiag",
     "Monitor",
     "OptimizeResult",
+    "PSGDWarning",
     "PerTensor",
     "Plan",
     "Spectral",

@@ -56,6 +56,8 @@ def c3(Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent:
 
 #: criteria that are fitted without solving linear equations, which would make a GPU wait for the host
 WITHOUT_SOLVES = frozenset([c2, c3])
+#: criteria that fit the secant equation between the two of a pair, which white noise and a gradient do not have
+OF_SECANTS: frozenset[Criterion] = frozenset([c1, c2])
 #: criteria whose expectation over white noise ``δθ`` has a closed form, so that whitening needs no random numbers
 IN_EXPECTATION = frozenset([c3])
 

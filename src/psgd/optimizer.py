@@ -15,10 +15,10 @@ from .engine import Motion, Recorder, Room, Stack, Work, flags, without_autocast
 from .groups import Kronecker, Structure
 from .normalize import Normalization
 from .ops.agreement import Fact, compare
-from .probes import Evaluation, FiniteDifference, Probe
+from .probes import ClosureChecks, Evaluation, FiniteDifference, Probe
 from .ranks import Alone, Ranks, ranks_of
 from .sample import measure, work_of
-from .state import Choices, Store, checkpoint, checks, facts, loading, options, summary
+from .state import Choices, SkipCheck, Store, arithmetic, checkpoint, checks, facts, loading, options, spelling, summary
 
 
 class PSGD(Optimizer):
@@ -119,7 +119,10 @@ class PSGD(Optimizer):
     error_if_nonfinite: bool
     #: functions called at every step with its number, the probe's evaluation and whole gradients, before anything moves
     observers: tuple[Callable[[int, Evaluation, Mapping[int, Tensor]], None], ...] = ()
+    #: whether a warning tells that many steps in a row were skipped; false for tools that say so in another way
+    tells_skipped: bool = True
 
+    @spelling.suggests
     def __init__(
         self,
         params: Any,
@@ -150,8 +153,8 @@ class PSGD(Optimizer):
     ) -> None:
         choices = {
             "preconditioner": checks.choice("preconditioner", preconditioner, Structure),
-            "criterion": checks.function("criterion", criterion, "c1, c2, c3 or a function like them"),
             "probe": checks.choice("probe", probe, Probe),
+            "criterion": checks.criterion(criterion, probe),
             "blocks": checks.choice("blocks", blocks, Blocks),
             "precond_dtype": checks.precision(precond_dtype),
             "normalize": checks.normalization(normalize),
@@ -176,6 +179,7 @@ class PSGD(Optimizer):
         }
         params = checks.param_groups(params)
         options.check(numbers)
+        arithmetic.warn_if_emulated(precond_dtype, checks.all_tensors(params))
         self._choice_names = tuple(choices)
         self.__dict__.update(choices)
         self._assemble(ranks_of(shard, checks.all_tensors(params)))
@@ -187,6 +191,7 @@ class PSGD(Optimizer):
         self._ranks = ranks
         self._store = Store(self.preconditioner, self.blocks, self.precond_dtype, self.normalize, ranks)
         fixed = [name for name in options.NAMES if name not in ("lr", "seed")]
+        self._closure_checks, self._skip_check = ClosureChecks(), SkipCheck()
         self._recorder = Recorder(self.cuda_graph, ranks.recordable, fixed)
 
     @torch.compiler.disable(  # type: ignore[untyped-decorator]
@@ -202,13 +207,15 @@ class PSGD(Optimizer):
         """
         store, ranks = self._store, self._ranks
         store.attach(self.state, self.param_groups)
-        sample = measure(closure, self.probe, store, ranks, self.error_if_nonfinite)
+        sample = measure(closure, self.probe, store, ranks, self.error_if_nonfinite, self._closure_checks)
         with without_autocast(store.skipped):
             work = work_of(sample, self.probe, store, ranks)
             for observe in self.observers:
                 observe(int(store.clock), sample.evaluation, work.grads.by_position)
             self._recorder.run(work, self.probe, self.criterion, store.params, self._agree, self._advance)
         store.clock += 1
+        if self.tells_skipped:
+            self._skip_check(store.skipped)
         return sample.evaluation.loss
 
     def _advance(self, work: Work) -> None:
@@ -286,6 +293,7 @@ class PSGD(Optimizer):
         where = f" in param group {index}"
         for_all = [name for name in self._choice_names if name not in Choices._fields]
         group = checks.param_group(param_group, for_all, index)
+        spelling.check_keys(group, (*options.NAMES, *self._choice_names), index)
         checks.new_parameters(group["params"], self._store.params, where)
         structure, blocks = self._store.choices_of(index, group)
         own = where if "preconditioner" in group else ""

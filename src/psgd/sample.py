@@ -11,7 +11,7 @@ from torch import Tensor
 from .engine import Pairs, Tensors, Work, flags
 from .ops import as_real, part_of
 from .ops.agreement import Fact
-from .probes import Draw, Evaluation, Gradients, Probe, is_due, rate_of_Q
+from .probes import ClosureChecks, Draw, Evaluation, Gradients, Probe, is_due, rate_of_Q
 from .ranks import Ranks
 from .state import Store, checks, facts, options
 
@@ -34,7 +34,12 @@ class Sample:
 
 
 def measure(
-    closure: Callable[[], Any] | None, probe: Probe, store: Store, ranks: Ranks, error_if_nonfinite: bool
+    closure: Callable[[], Any] | None,
+    probe: Probe,
+    store: Store,
+    ranks: Ranks,
+    error_if_nonfinite: bool,
+    observed: ClosureChecks,
 ) -> Sample:
     """Have the probe evaluate the closure; on several ranks, an error on one of them is one on all.
 
@@ -53,8 +58,10 @@ def measure(
                 if is_due(group, now)
             }
             moved = [i for i, g in enumerate(store.group_of) if g in sample.due and 0 not in store.kinds[i][0]]
-            sample.evaluation = probe(closure, store.params, moved, lambda i: part_of(draw(i), store.params[i]), start)
+            watched = observed.watch(closure, probe, store.params)
+            sample.evaluation = probe(watched, store.params, moved, lambda i: part_of(draw(i), store.params[i]), start)
             sample.grads = checks.gradients(store.kinds, sample.evaluation.grads, store.name)
+            observed.judge(sample.evaluation)
         step = f"step {int(store.clock)}"
         ranks.same(step, lambda: facts_of_step(sample, store, error_if_nonfinite), _ADVICE, caught.error)
         sample.grads = ranks.align(sample.grads, store.params)

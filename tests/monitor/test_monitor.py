@@ -21,7 +21,7 @@ from psgd.groups.near_symmetric import NearSymmetric
 from psgd.groups.triangular import Triangular
 from psgd.monitor import HistoryError, TensorBoard, files, read, snapshot
 
-from ..cases import CASES, CRITERIA, PROBES, cases, criteria, probes, small_model, structures, train
+from ..cases import CASES, CRITERIA, PROBES, cases, small_model, structures, train
 
 
 def rows(path) -> list[dict[str, str]]:
@@ -176,8 +176,11 @@ def test_numbers_are_those_of_the_step():
 
 
 @structures
-@probes
-@criteria
+@pytest.mark.parametrize(
+    ("probe", "criterion"),
+    [(probe, criterion) for probe in PROBES for criterion in CRITERIA if criterion is c3 or not probe.whitens],
+    ids=lambda choice: getattr(choice, "__name__", type(choice).__name__),
+)
 def test_watching_changes_nothing(structure, probe, criterion):
     """And every number is there, whatever the choices."""
     results = []

@@ -23,6 +23,7 @@ from psgd import (
     LowRank,
     MaxAbs,
     Whitening,
+    c1,
     c2,
 )
 from tests.state.test_store import bits
@@ -113,12 +114,22 @@ def test_choices(options, message):
             r"precond_dtype=torch.bfloat16: Dense\(\) is inverted .* PSGD wants torch.float32",
         ),
         ({"normalize": MaxAbs()}, r"normalize=MaxAbs\(\): Kronecker\(.* PSGD wants None here"),
+        ({"criterion": c1, "probe": Whitening()}, r"criterion=c1: .* Whitening measures no such pairs; PSGD wants c3"),
+        ({"criterion": c2, "probe": Whitening()}, r"criterion=c2: .* Whitening measures no such pairs; PSGD wants c3"),
     ],
     ids=str,
 )
 def test_choices_that_do_not_go_together(options, message):
     with pytest.raises(ValueError, match=message):
         PSGD([torch.ones(2, requires_grad=True)], **options)
+
+
+def test_a_criterion_of_ones_own_may_whiten():
+    theta = torch.ones(2, requires_grad=True)
+    optimizer = PSGD([theta], lr=0.1, probe=Whitening(), criterion=lambda Q, v, g: c2(Q, v, g))
+    theta.grad = torch.ones(2)
+    optimizer.step()
+    assert not torch.equal(theta, torch.ones(2))
 
 
 @pytest.mark.parametrize(

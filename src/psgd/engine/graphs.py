@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from ..notice import warn
 
 #: number of ordinary calls before a recording: libraries set themselves up, and options may still change
 WARM_UP = 2
@@ -104,7 +105,7 @@ class Graphs:
             self.worthwhile = False
             if not isinstance(error, RuntimeError):
                 raise error
-            warnings.warn(f"PSGD goes on without CUDA graphs, as a step could not be recorded: {error}", stacklevel=2)
+            warn(f"PSGD goes on without CUDA graphs, as a step could not be recorded: {error}")
             return False
         torch.cuda.current_stream(self.device).wait_stream(side)
         self._pool = graph.pool()

@@ -72,6 +72,7 @@ def wander(
         max_norm=None if whitening else length,
         seed=seed,
     )
+    optimizer.tells_skipped = False  # the result does
     loss = _Closure(objective, theta, probe.forward_only)
     value, total, weight = 0.0, torch.zeros_like(start), 0.0
     mean, count = torch.zeros_like(start), 0

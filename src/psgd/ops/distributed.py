@@ -63,7 +63,12 @@ def aligned(grad: Tensor, like: Tensor) -> Tensor:
 
 def several_ranks() -> bool:
     """Whether this is one of several processes."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return number_of_ranks() > 1
+
+
+def number_of_ranks() -> int:
+    """Number of processes that this is one of."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def average_(tensors: Iterable[Tensor], group: Any) -> None:

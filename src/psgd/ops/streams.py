@@ -51,3 +51,28 @@ def at_once(tasks: Sequence[Callable[[], T]], sizes: Sequence[Tensor], device: t
 @cache
 def _sides(device: torch.device) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream(device) for _ in range(BRANCHES - 1)]
+
+
+class Arrival:
+    """Copy of values on its way to the host, which need not wait for it.
+
+    Args:
+        values: values on any device; later changes of them do not matter
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        on_gpu = values.device.type == "cuda"  # elsewhere a copy that is not waited for may be read too early
+        self._values = values.detach().to("cpu", non_blocking=on_gpu, copy=True)
+        if on_gpu:
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(values.device))
+
+    def read(self) -> Tensor | None:
+        """The values, or None if they are not there yet."""
+        return self._values if self._event is None or self._event.query() else None
+
+
+def capturing() -> bool:
+    """Whether what the host launches now becomes part of a graph, and is not done yet."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

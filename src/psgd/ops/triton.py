@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +10,8 @@ from functools import cache
 from typing import Any
 
 import torch
+
+from ..notice import warn
 
 try:
     import triton
@@ -95,7 +96,7 @@ def ready(device: torch.device, kernel: str) -> bool:
     for future in tuple(futures):  # the list stays in place meanwhile, for other callers
         if (error := future.exception()) is not None and device not in _failed:
             _failed.add(device)
-            warnings.warn(f"PSGD does without Triton on {device}, which does not work there: {error}", stacklevel=2)
+            warn(f"PSGD does without Triton on {device}, which does not work there: {error}")
     futures.clear()
     return device not in _failed
 

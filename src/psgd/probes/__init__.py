@@ -1,6 +1,7 @@
 """Probes: sources of pairs ``(δθ, δg)``. A probe measures them, and fits ``Q`` to what it measured."""
 
 from .base import Average, Evaluation, Measured, Noise, Probe
+from .closure_checks import ClosureChecks
 from .finite_difference import FiniteDifference
 from .hessian_vector import HessianVector
 from .noise import Noise as Draw
@@ -10,6 +11,7 @@ from .whitening import Whitening
 
 __all__ = [
     "Average",
+    "ClosureChecks",
     "Draw",
     "Evaluation",
     "FiniteDifference",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from ..criteria import WITHOUT_SOLVES, Criterion
 from ..groups.axes import restrict, support
 from ..groups.base import Groups, Preconditioned
+from ..notice import warn
 from ..ops.agreement import Fact, compare
 from ..ops.distributed import average_, is_dtensor, several_ranks
 from ..tangent import Tangent, largest
@@ -228,10 +228,9 @@ class Probe(ABC):
             if several_ranks() and not self._warned:
                 self._warned = True
                 name = type(self).__name__
-                warnings.warn(
+                warn(
                     f"{name} finds gradients by itself, so those of several ranks are not averaged; "
-                    f"{name}(…, group=torch.distributed.group.WORLD) averages them",
-                    stacklevel=2,
+                    f"{name}(…, group=torch.distributed.group.WORLD) averages them"
                 )
             return
         grads = [g for g in evaluation.grads if g is not None]

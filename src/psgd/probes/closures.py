@@ -25,7 +25,7 @@ def evaluate_loss(closure: Closure, probe: str) -> Any:
     A closure that returns None has no loss, as with frameworks that leave out a mini-batch.
     """
     loss = evaluate(closure)
-    if loss is None or isinstance(loss, Tensor) or _number(loss) is not None:
+    if loss is None or isinstance(loss, Tensor) or number_of(loss) is not None:
         return loss
     raise ValueError(
         f"closure: it returned {describe(loss)}; {probe} wants the loss alone, as a tensor or a number, or None: "
@@ -102,11 +102,11 @@ def describe(value: object) -> str:
 
 def is_finite(loss: Any) -> bool:
     """Whether a loss that is no tensor is finite; what is no number, such as None, has nothing against a step."""
-    number = _number(loss)
+    number = number_of(loss)
     return number is None or math.isfinite(number)
 
 
-def _number(value: Any) -> float | None:
+def number_of(value: Any) -> float | None:
     """Value of a number of Python or NumPy, or None if it is no number."""
     try:
         return float(value) if isinstance(value, SupportsFloat) else None

@@ -1,8 +1,21 @@
 """State of the optimizer: how it is kept, checked, saved and loaded."""
 
-from . import checkpoint, checks, facts, options, summary
+from . import arithmetic, checkpoint, checks, facts, options, spelling, summary
 from .choices import Choices
 from .loading import loading
+from .skips import SkipCheck
 from .store import Store
 
-__all__ = ["Choices", "Store", "checkpoint", "checks", "facts", "loading", "options", "summary"]
+__all__ = [
+    "Choices",
+    "SkipCheck",
+    "Store",
+    "arithmetic",
+    "checkpoint",
+    "checks",
+    "facts",
+    "loading",
+    "options",
+    "spelling",
+    "summary",
+]

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from ..blocks import Block
+from ..criteria import OF_SECANTS
 from ..groups import Structure
 from ..ops.distributed import local
 from ..ops.real import precise_dtype
+from ..probes import Probe
 from ..probes.closures import is_finite
 from .memory import available_bytes, readable
 
@@ -39,6 +41,17 @@ def function(name: str, value: Any, right: str) -> Any:
     """Return ``value`` if it is a function, and not a class, which is callable only by mistake; else raise."""
     if isinstance(value, type) or not callable(value):
         raise TypeError(f"{name}={value!r}: PSGD wants {right}")
+    return value
+
+
+def criterion(value: Any, probe: Probe) -> Any:
+    """Return ``value`` if it is a criterion that pairs of the probe can be fitted to; else raise."""
+    function("criterion", value, "c1, c2, c3 or a function like them")
+    if probe.whitens and value in OF_SECANTS:
+        raise ValueError(
+            f"criterion={value.__name__}: it fits the secant equation between δθ and δg, and {type(probe).__name__} "
+            "measures no such pairs; PSGD wants c3 here, or FiniteDifference() or HessianVector()"
+        )
     return value
 
 

@@ -1,0 +1,28 @@
+"""Words at run time: what works but is probably not meant, said once, as a warning of a category of its own."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+#: folders of the code between a user and the place that warns
+_BETWEEN = tuple(str(Path(file).parent) for file in (__file__, torch.__file__))
+
+
+class PSGDWarning(UserWarning):
+    """Category of all warnings about how an optimizer is used.
+
+    They are turned off by ``warnings.filterwarnings("ignore", category=psgd.PSGDWarning)``, and made errors by
+    ``"error"``.
+    """
+
+
+def warn(message: str) -> None:
+    """Warn, and name the line of the user's program that led here."""
+    depth, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(message, PSGDWarning, stacklevel=depth)

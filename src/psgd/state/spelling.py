@@ -1,0 +1,66 @@
+"""Names of options that users misspell: the error names the one that was probably meant."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable
+from difflib import get_close_matches
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: names that other optimizers have for an option
+_ELSEWHERE = {
+    "beta": "momentum",
+    "beta1": "momentum",
+    "betas": "momentum",
+    "learning_rate": "lr",
+    "lr_preconditioner": "precond_lr",
+    "preconditioner_lr": "precond_lr",
+    "step_size": "lr",
+    "wd": "weight_decay",
+}
+
+
+def meant(name: str, known: Collection[str], cutoff: float = 0.6) -> str | None:
+    """Option that a name probably stands for, or None.
+
+    >>> meant("precond_rl", ["lr", "precond_lr"])
+    'precond_lr'
+    """
+    plain = name.lower()
+    if plain in known:
+        return plain
+    if _ELSEWHERE.get(plain) in known:
+        return _ELSEWHERE[plain]
+    return next(iter(get_close_matches(plain, known, n=1, cutoff=cutoff)), None)
+
+
+def suggests(function: Callable[P, R]) -> Callable[P, R]:
+    """Function that raises ``TypeError`` for a misspelt keyword and names the right one, as Python 3.13 does."""
+    known = list(inspect.signature(function).parameters)
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known and (right := meant(name, known)) is not None:
+                raise TypeError(f"{name}: PSGD has no such option; did you mean {right}?")
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def check_keys(names: Iterable[str], known: Collection[str], index: int) -> None:
+    """Raise if a key of a param group is nearly the name of an option.
+
+    Any other key may be there: schedulers keep ``initial_lr`` or ``max_momentum``, and users what they like. A key that
+    has a whole option in it, such as ``my_weight_decay``, is one of those.
+    """
+    for name in names:
+        parts = f"_{name}_"
+        if name in known or any(f"_{option}_" in parts for option in known):
+            continue
+        if (right := meant(name, known, cutoff=0.85)) is not None:
+            raise TypeError(f"{name!r} in param group {index}: PSGD has no such option; did you mean {right!r}?")

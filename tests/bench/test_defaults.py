@@ -18,7 +18,7 @@ from psgd.experiments.drawing import images
 def outcome(*rows, name="quadratic", method="AdamW", failure=None):
     """Outcome of rows ``(lr, reached, value)``."""
     found = [
-        {"lr": lr, "seed": 0, "reached": reached, "evaluations": 9, "seconds": 1.0, "value": value}
+        {"lr": lr, "seed": 0, "reached": reached, "evaluations": 9, "seconds": 1.0, "start": 1.0, "value": value}
         | {"finite": value == value}
         for lr, reached, value in rows
     ]
@@ -27,7 +27,7 @@ def outcome(*rows, name="quadratic", method="AdamW", failure=None):
 
 
 SOLVED = [(None, 1200, 0.1), (None, None, 5.0), (None, 1000, 0.1), (0.1, 7, 0.1), (1.0, None, float("nan"))]
-LOST = [(None, None, 3.0), (None, None, 2.0), (None, 7, 0.1), (0.1, None, 4.0)]
+LOST = [(None, None, 3.0), (None, None, 2.0), (None, 7, 0.1), (0.1, None, 1e204)]
 
 
 def test_a_method_has_its_own_step_size_unless_it_is_given_another():
@@ -51,12 +51,13 @@ def test_the_table_has_medians_and_sums():
     table = defaults.table(some)
     assert table.columns == ("", *defaults.METHODS, defaults.ONE_LINE)
     column = {name: k for k, name in enumerate(table.columns)}
-    quadratic, solved, won, broken = table.rows
+    quadratic, solved, won, broken, diverged = table.rows
     assert quadratic[column["AdamW"]] == "1,200; 1/2"
     assert quadratic[column[defaults.CURVATURE]] == "– (2); 0/1"
     assert quadratic[column[defaults.ONE_LINE]] == "– (2); 0/1"
     assert quadratic[column[defaults.WHITENING]] == "not measured"
     assert [row[column["AdamW"]] for row in (solved, won, broken)] == ["1 of 1", "1 of 2", "1 of 5"]
+    assert diverged[column["AdamW"]] == diverged[column[defaults.CURVATURE]].replace("4", "5") == "1 of 5"
     assert [row[column[defaults.ONE_LINE]] for row in (solved, won, broken)] == ["0 of 1", "0 of 1", "0 of 4"]
 
 

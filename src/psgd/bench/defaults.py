@@ -40,6 +40,8 @@ RATES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 SEEDS = (0, 1, 2)
 #: problems of a quick run
 QUICK = ("rosenbrock", "quadratic", "logistic", "tensor", "mlp", "cnn", "transformer", "embedding")
+#: ratio to the value at the start over which a run has diverged
+DIVERGED = 1000.0
 #: seconds allowed for a run
 SECONDS = 30.0
 
@@ -119,7 +121,7 @@ def by_problem(outcomes: Sequence[Outcome]) -> dict[str, Group]:
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
-    """Table with a row for each problem and a column for each method, and three rows with sums."""
+    """Table with a row for each problem and a column for each method, and under them rows with sums."""
     groups = by_problem(outcomes)
     columns = [*METHODS, ONE_LINE]
     rows = [[name, *(_cell(group[method]) for method in columns)] for name, group in groups.items()]
@@ -163,10 +165,17 @@ def _not_finite(outcomes: Sequence[Outcome]) -> str:
     return f"{sum(not row['finite'] for row in rows)} of {len(rows)}"
 
 
+def _diverged(outcomes: Sequence[Outcome]) -> str:
+    """Count runs that are lost, also of methods that skip steps that are not finite."""
+    rows = [row for outcome in outcomes for row in outcome.rows]
+    return f"{sum(not row['finite'] or row['value'] > DIVERGED * row['start'] for row in rows)} of {len(rows)}"
+
+
 SUMS: dict[str, Callable[[Sequence[Outcome]], str]] = {
     "problems solved by defaults": _solved,
     "runs of the grid at the target": _won,
-    "runs that were not finite": _not_finite,
+    "runs that ended not finite": _not_finite,
+    "runs that ended there, or over 1000 times the start": _diverged,
 }
 
 

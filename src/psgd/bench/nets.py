@@ -32,6 +32,12 @@ def layers(*sizes: int, activation: type[nn.Module] = nn.Tanh) -> nn.Sequential:
     return nn.Sequential(*found[:-1])
 
 
+def endless(sampled: Callable[[int], Batch], size: int) -> Iterator[Batch]:
+    """Mini-batches of new samples."""
+    while True:
+        yield sampled(size)
+
+
 def judged(
     model: nn.Module, loss: Callable[[Batch], Tensor], test: Batch, batches: Iterator[Batch], best: float = 0.0
 ) -> Instance:
@@ -58,7 +64,7 @@ def mlp(seed: int, size: int = 64) -> Instance:
 
     model = built(seed, lambda: layers(10, 64, 64, 1, activation=nn.ReLU))
     test = sampled(HELD_OUT)
-    batches = (sampled(size) for _ in iter(int, 1))
+    batches = endless(sampled, size)
     return judged(model, lambda batch: functional.mse_loss(model(batch[0]), batch[1]), test, batches)
 
 
@@ -185,7 +191,7 @@ def recurrent(seed: int, length: int = 24, size: int = 16, width: int = 16) -> I
 
     model = built(seed, lambda: Recurrent(2, width))
     test = sampled(HELD_OUT)
-    batches = (sampled(size) for _ in iter(int, 1))
+    batches = endless(sampled, size)
     return judged(model, lambda batch: functional.mse_loss(model(batch[0]), batch[1]), test, batches)
 
 
@@ -263,4 +269,4 @@ def embedding(seed: int, words: int = 400, topics: int = 10, size: int = 128, wi
         return functional.binary_cross_entropy_with_logits(scores, truth.expand_as(scores))
 
     test = sampled(4 * HELD_OUT)
-    return judged(model, loss, test, (sampled(size) for _ in iter(int, 1)))
+    return judged(model, loss, test, endless(sampled, size))

@@ -69,6 +69,7 @@ class Run:
         reached: evaluations after which the value was seen below the target, or None
         evaluations: evaluations in all
         seconds: seconds of the steps, without looks at the value
+        start: value before the first step
         value: value at the end
         finite: whether that is a finite number
     """
@@ -76,6 +77,7 @@ class Run:
     reached: int | None
     evaluations: int
     seconds: float
+    start: float
     value: float
     finite: bool
 
@@ -126,11 +128,12 @@ def run(
         torch.manual_seed(seed)
         instance = problem.make(seed)
         optimizer = make_optimizer(instance.model, lr)
+        start = instance.value()
         looks = look(instance, optimizer, max(round(EVERY * problem.evaluations), 1))
         count, seconds, value = next(looks)
         while value >= goal and isfinite(value) and count < problem.evaluations:
             count, seconds, value = next(looks)
-    return Run(count if value < goal else None, count, seconds, value, isfinite(value))
+    return Run(count if value < goal else None, count, seconds, start, value, isfinite(value))
 
 
 def _function(name: str, make: Callable[[int], Instance], evaluations: int, target: float) -> PanelProblem:
@@ -149,13 +152,13 @@ PROBLEMS: dict[str, PanelProblem] = {
         PanelProblem("logistic", "regression", smooth.logistic, 2000, 0.13),
         PanelProblem("tensor", "factorisation", smooth.tensor, 2000, 1.1e-6),
         PanelProblem("sensing", "factorisation", smooth.sensing, 2000, 1.1e-6),
-        PanelProblem("physics", "physics", nets.physics, 1500, 1e-3),
+        PanelProblem("physics", "physics", nets.physics, 1500, 8.3e-5),
         PanelProblem("mlp", "network", nets.mlp, 2000, 0.0039),
         PanelProblem("spirals", "network", nets.spirals, 3000, 1e-1),
         PanelProblem("cnn", "network", nets.cnn, 800, 0.43),
         PanelProblem("transformer", "network", nets.transformer, 500, 0.11),
-        PanelProblem("recurrent", "network", nets.recurrent, 600, 1e-2),
-        PanelProblem("autoencoder", "network", nets.autoencoder, 2000, 1e-2),
-        PanelProblem("embedding", "network", nets.embedding, 2000, 1e-1),
+        PanelProblem("recurrent", "network", nets.recurrent, 600, 0.00048),
+        PanelProblem("autoencoder", "network", nets.autoencoder, 2000, 0.0041),
+        PanelProblem("embedding", "network", nets.embedding, 2000, 0.38),
     )
 }

@@ -15,6 +15,8 @@ from .smooth import Batch, Instance, drawn, whole
 
 #: samples that networks are judged by
 HELD_OUT = 512
+#: seed of what is to be learned, where another truth would need another target; seeds change the data and the start
+TRUTH = 1000
 
 
 def built(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
@@ -55,8 +57,8 @@ def judged(
 
 def mlp(seed: int, size: int = 64) -> Instance:
     """Regression of a random network of one hidden layer by another with two; judged by the squared error."""
-    generator = torch.Generator().manual_seed(seed)
-    W1, w2 = torch.randn(10, 32, generator=generator), torch.randn(32, 1, generator=generator)
+    truth, generator = torch.Generator().manual_seed(TRUTH), torch.Generator().manual_seed(seed)
+    W1, w2 = torch.randn(10, 32, generator=truth), torch.randn(32, 1, generator=truth)
 
     def sampled(count: int) -> Batch:
         x = torch.randn(count, 10, generator=generator)
@@ -92,8 +94,8 @@ def spirals(seed: int, size: int = 64) -> Instance:
 
 def cnn(seed: int, size: int = 32, side: int = 12, classes: int = 8) -> Instance:
     """Small images: a pattern of its class, shifted and in noise; convolutions with batch normalisation."""
-    generator = torch.Generator().manual_seed(seed)
-    patterns = torch.randn(classes, 5, 5, generator=generator)
+    truth, generator = torch.Generator().manual_seed(TRUTH), torch.Generator().manual_seed(seed)
+    patterns = torch.randn(classes, 5, 5, generator=truth)
 
     def sampled(count: int) -> Batch:
         label = torch.randint(classes, (count,), generator=generator)
@@ -246,9 +248,9 @@ def embedding(seed: int, words: int = 400, topics: int = 10, size: int = 128, wi
 
     It is judged by the loss on other pairs with other negative samples.
     """
-    generator = torch.Generator().manual_seed(seed)
+    truth, generator = torch.Generator().manual_seed(TRUTH), torch.Generator().manual_seed(seed)
     odds = 1.0 / torch.arange(1, words + 1)
-    topic = torch.randint(topics, (words,), generator=generator)
+    topic = torch.randint(topics, (words,), generator=truth)
     near = (odds * (0.05 + (topic[:, None] == topic))).cumsum(1)  # row: a word; column: how often others are beside it
     all_words = odds.cumsum(0)
 
@@ -262,11 +264,11 @@ def embedding(seed: int, words: int = 400, topics: int = 10, size: int = 128, wi
         return word, torch.cat([picked(near[word], count, 1), picked(all_words, count, 4)], 1)
 
     model = built(seed, lambda: SkipGram(words, width))
-    truth = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])
+    labels = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])
 
     def loss(batch: Batch) -> Tensor:
         scores = model(batch[0][:, None], batch[1])
-        return functional.binary_cross_entropy_with_logits(scores, truth.expand_as(scores))
+        return functional.binary_cross_entropy_with_logits(scores, labels.expand_as(scores))
 
     test = sampled(4 * HELD_OUT)
     return judged(model, loss, test, endless(sampled, size))

@@ -153,7 +153,7 @@ PROBLEMS: dict[str, PanelProblem] = {
         PanelProblem("tensor", "factorisation", smooth.tensor, 2000, 1.1e-6),
         PanelProblem("sensing", "factorisation", smooth.sensing, 2000, 1.1e-6),
         PanelProblem("physics", "physics", nets.physics, 1500, 8.3e-5),
-        PanelProblem("mlp", "network", nets.mlp, 2000, 0.0039),
+        PanelProblem("mlp", "network", nets.mlp, 2000, 0.0068),
         PanelProblem("spirals", "network", nets.spirals, 3000, 0.073),
         PanelProblem("cnn", "network", nets.cnn, 800, 0.43),
         PanelProblem("transformer", "network", nets.transformer, 500, 0.11),

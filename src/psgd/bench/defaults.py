@@ -43,7 +43,7 @@ QUICK = ("rosenbrock", "quadratic", "logistic", "tensor", "mlp", "cnn", "transfo
 #: ratio to the value at the start over which a run has diverged
 DIVERGED = 1000.0
 #: seconds allowed for a run
-SECONDS = 30.0
+SECONDS = 90.0
 
 
 def make(method: str, model: nn.Module, lr: float | None) -> torch.optim.Optimizer:

@@ -6,9 +6,10 @@ and how their outcomes become a table and a picture. The framework handles proce
 
 from __future__ import annotations
 
-from . import dense, dist, fit, kron, lm, minimize, problems, step
+from . import defaults, dense, dist, fit, kron, lm, minimize, problems, step
 from .benchmark import Benchmark
 
 BENCHMARKS: dict[str, Benchmark] = {
-    module.BENCHMARK.name: module.BENCHMARK for module in (dense, kron, step, problems, lm, fit, dist, minimize)
+    module.BENCHMARK.name: module.BENCHMARK
+    for module in (dense, kron, step, problems, lm, fit, dist, minimize, defaults)
 }

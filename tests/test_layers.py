@@ -27,7 +27,7 @@ LAYERS = [
     {"experiments"},
     {"psgd", "lightning"},
     {"monitor"},
-    {"diagnostics", "minimizing", "planning"},
+    {"diagnostics", "minimizing", "planning", "recipes"},
     {"optimizer"},
     {"sample"},
     {"state"},

@@ -11,6 +11,7 @@ from .notice import PSGDWarning
 from .optimizer import PSGD
 from .planning import Plan, plan
 from .probes import FiniteDifference, HessianVector, Whitening
+from .recipes import newton, whiten
 
 __version__ = "0.1.0"
 
@@ -41,5 +42,7 @@ __all__ = [
     "diagnostics",
     "minimize",
     "monitor",
+    "newton",
     "plan",
+    "whiten",
 ]

@@ -237,7 +237,7 @@ class PSGD(Optimizer):
                     )
                 if d is None:  # d = QᵀQ m
                     d = bucket.precondition(m, own["update_every"] > 1, room)
-                directions.append(bucket.direction(d, own["max_rms"], own["clip_steps"], ok, room))
+                directions.append(bucket.direction(d, own["max_rms"], own["clip_steps"], fits, ok, room))
         motion = Motion(work.buckets, directions, work.groups, self._ranks.length)  # lr, less for max_rms and max_norm
         ok_everywhere = self._agree([*work.ok.values(), *motion.is_finite()])
         for device, count in self._store.skipped.items():
@@ -300,14 +300,15 @@ class PSGD(Optimizer):
         checks.fits_structure(structure, self.precond_dtype, self.normalize, own)
         if "precond_lr" in group:  # a step size of one's own has no boost, unless that is given too
             group.setdefault("precond_boost", 1.0)
-        if "preconditioner" in group:
-            for name, number in options.of_Q(structure, self.probe.whitens, *self._steps_of_Q).items():
-                group.setdefault(name, number)
-        options.check({**self.defaults, **group}, where)
         tensors = checks.tensors_of(group["params"])
         self._ranks.check_new(tensors, where)
+        placed = self._store.divide(tensors, blocks)
+        largest = max((each.block.numel for each in placed), default=1)
+        for name, number in options.of_Q(structure, self.probe.whitens, *self._steps_of_Q, largest).items():
+            group.setdefault(name, number)
+        options.check({**self.defaults, **group}, where)
         if self._ranks.has_all:
-            checks.fits_memory(structure, self._store.divide(tensors, blocks), own)
+            checks.fits_memory(structure, placed, own)
         super().add_param_group(group)
         self._store.attach(self.state, self.param_groups)
         try:

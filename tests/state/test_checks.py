@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -63,6 +64,11 @@ NUMBERS = [
 ]
 
 
+def without_addresses(value: object) -> str:
+    """Name of a case that is the same in all processes."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
+
+
 @pytest.mark.parametrize(("name", "value"), NUMBERS, ids=lambda v: str(v) if not isinstance(v, int) else hex(v)[:20])
 def test_numbers(name, value):
     """In the constructor, in a param group, in a group added later, and set between steps."""
@@ -117,7 +123,7 @@ def test_choices(options, message):
         ({"criterion": c1, "probe": Whitening()}, r"criterion=c1: .* Whitening measures no such pairs; PSGD wants c3"),
         ({"criterion": c2, "probe": Whitening()}, r"criterion=c2: .* Whitening measures no such pairs; PSGD wants c3"),
     ],
-    ids=str,
+    ids=without_addresses,
 )
 def test_choices_that_do_not_go_together(options, message):
     with pytest.raises(ValueError, match=message):
@@ -195,7 +201,9 @@ def test_parameters():
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("criterion", c2), ("probe", Whitening()), ("precond_dtype", torch.float64)], ids=str
+    ("name", "value"),
+    [("criterion", c2), ("probe", Whitening()), ("precond_dtype", torch.float64)],
+    ids=without_addresses,
 )
 def test_choices_that_are_not_for_param_groups(name, value):
     p = torch.ones(2, requires_grad=True)

@@ -31,7 +31,9 @@ def of_gradients(lengths: Tensor, longest: Tensor, most: float, ok: Tensor) -> t
     return factor, torch.where(ok & (lengths > 0), torch.maximum(longest * FADING, lengths * factor), longest)
 
 
-def of_steps(lengths: Tensor, total: Tensor, count: Tensor, most: float, ok: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def of_steps(
+    lengths: Tensor, total: Tensor, count: Tensor, most: float, ok: Tensor, fitted: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
     """Factor for each block that makes its step at most ``most`` times as long as they have been on average.
 
     A step that is shortened to twice the average of ``n`` steps raises that by a factor of ``1 + 1/n``. So lengths can
@@ -44,11 +46,15 @@ def of_steps(lengths: Tensor, total: Tensor, count: Tensor, most: float, ok: Ten
         count: number of these; both fade slowly
         most: largest ratio
         ok: whether the step is taken
+        fitted: whether ``Q`` was updated in this step. The first step of a block waits for that: before, ``P`` is the
+            identity, and steps are of any size.
 
     Returns:
         the factors, and the new sum and number
     """
-    factor = (most * total / (count * lengths)).clamp_(max=1).masked_fill_(count == 0, 1)
+    factor = (most * total / (count * lengths)).clamp_(max=1).masked_fill_(count == 0, float(fitted))
     counted = ok & (lengths > 0) & (lengths < torch.inf)
+    if not fitted:
+        counted = counted & (count > 0)
     total = torch.where(counted, FORGETTING * total + lengths * factor, total)
     return factor, total, torch.where(counted, FORGETTING * count + 1, count)

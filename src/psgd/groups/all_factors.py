@@ -189,7 +189,7 @@ class AllFactors:
             scale_all_(Qs, scales)
 
 
-def power_to_one(length: Tensor, numel: Tensor, drawn: Tensor, any_size: bool = False) -> Tensor:
+def power_to_one(length: Tensor, numel: Tensor, drawn: Tensor) -> Tensor:
     """Power of two to multiply ``Q`` with, so that ``P g`` of some length is of size one again, for each block.
 
     It is zero unless ``P g`` is off by more than ``OFF``: as in the first step, or after the loss was multiplied. ``P``
@@ -201,11 +201,7 @@ def power_to_one(length: Tensor, numel: Tensor, drawn: Tensor, any_size: bool = 
         length: length of ``P g``
         numel: number of its elements
         drawn: number of those that have a gradient
-        any_size: whether ``P g`` may be off by any factor
     """
-    if any_size:
-        rms = length / drawn.sqrt()
-        return torch.where((rms > 0) & (rms < torch.inf), -0.5 * rms.log2(), torch.zeros_like(rms))
     over, under = length / numel.sqrt(), length / drawn.sqrt()
     rms = torch.where(over > OFF, over, under)
     far = ((over > OFF) & (over < torch.inf)) | ((under < 1 / OFF) & (under > 0))

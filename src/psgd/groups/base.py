@@ -143,7 +143,6 @@ class Groups:
         outs: Sequence[Tensor | None] | None = None,
         support: Sequence[list[Tensor] | None] | None = None,
         rescale: bool = False,
-        first: bool = False,
     ) -> Preconditioned:
         """One step of every ``Q`` towards whitening ``g``, or ``g / weight``, where ``whitens`` is true."""
         raise TypeError(f"{self.groups[0].describe()}: only structures that whiten in closed form have whiten_")
@@ -176,13 +175,13 @@ class Structure(ABC):
         """The groups of a bucket as one object, which fits and applies all of them; a structure may have a fast one."""
         return Groups(groups, normalize)
 
-    def precond_lr(self, whitening: bool) -> float:
-        """Step size of ``Q`` where PSGD is not told otherwise."""
+    def precond_lr(self, whitening: bool, size: int = 1) -> float:
+        """Step size of ``Q`` where PSGD is not told otherwise, for blocks of at most ``size`` elements."""
         return 0.01 if whitening else 0.03
 
     def precond_boost(self, whitening: bool) -> float:
         """Factor of that step size while ``Q`` is young, where PSGD is not told otherwise."""
-        return 10.0
+        return 5.0
 
     #: whether ``Q`` may be any matrix, so that it has room for all that one pair says
     universal: bool = False

@@ -45,8 +45,8 @@ class Kronecker(Structure):
         if not isinstance(self.inverse_free, bool):
             raise ValueError(f"inverse_free={self.inverse_free!r}: Kronecker wants True or False")
 
-    def precond_lr(self, whitening: bool) -> float:
-        return 0.1 if self.inverse_free else super().precond_lr(whitening)
+    def precond_lr(self, whitening: bool, size: int = 1) -> float:
+        return 0.1 if self.inverse_free else super().precond_lr(whitening, size)
 
     def precond_boost(self, whitening: bool) -> float:
         if not self.inverse_free:

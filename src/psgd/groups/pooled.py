@@ -121,7 +121,6 @@ class Pooled(Groups):
         outs: Sequence[Tensor | None] | None = None,
         support: Sequence[list[Tensor] | None] | None = None,
         rescale: bool = False,
-        first: bool = False,
     ) -> Preconditioned:
         """One step of every ``Q`` towards whitening ``g``, or ``g / weight``.
 
@@ -140,7 +139,6 @@ class Pooled(Groups):
             support: for each group and axis ones for slices in which ``v`` is drawn and zeros for those in which it is
                 zero, ``(B, n)``; None for a group without zeros
             rescale: also multiply ``P`` of blocks whose ``P g`` is of quite another size than one, see ``power_to_one``
-            first: whether ``P`` is still the identity: ``P g`` of every block is then made of size one
 
         Returns:
             ``P g / weight`` with ``P`` from before the step, which the step needs anyway
@@ -168,7 +166,7 @@ class Pooled(Groups):
             self.factors.tidy_(
                 usable,
                 joined(finite),
-                power_to_one(length, self.factors.root_numel.square(), drawn, first) if rescale else None,
+                power_to_one(length, self.factors.root_numel.square(), drawn) if rescale else None,
             )
         put_back_(self.pools)
         return Preconditioned(whitened, length)

@@ -173,6 +173,10 @@ class Dense(Structure):
 
     universal = True
 
+    def precond_lr(self, whitening: bool, size: int = 1) -> float:
+        """Smaller for more than 400 elements: divided by its largest element, a step is the longer the more it has."""
+        return super().precond_lr(whitening, size) * min(1.0, 400 / size)
+
     @property
     def exact_precond_lr(self) -> float:
         return 0.9

@@ -39,8 +39,8 @@ def updates_before(options: Mapping[str, Any], step: int) -> float:
 def rate_of_Q(options: Mapping[str, Any], step: int) -> float:
     """Step size of ``Q``: ``precond_boost`` times ``precond_lr`` for ``YOUNG`` updates, then ``∝ 1 / age`` down to it.
 
-    A ``Q`` that knows little has far to go; later a smaller step averages over more pairs. The factor falls by ``√2`` at
-    a time: few values, so that steps on a GPU need not be recorded anew.
+    A ``Q`` that knows little has far to go; later a smaller step averages over more pairs. The factor falls by ``√2``
+    at a time: few values, so that steps on a GPU need not be recorded anew.
 
     >>> options = {"precond_lr": 0.1, "precond_boost": 4.0, "update_every": 1}
     >>> [round(rate_of_Q(options, step), 3) for step in (0, 150, 220, 300, 430, 600)]

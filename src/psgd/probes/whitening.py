@@ -12,7 +12,7 @@ from ..criteria import IN_EXPECTATION, Criterion
 from ..groups.axes import restrict
 from ..groups.base import Groups, Preconditioned
 from ..groups.inverse_free import Chores
-from .base import Evaluation, Measured, Noise, Probe
+from .base import Average, Evaluation, Measured, Noise, Probe
 from .closures import Closure, evaluate_loss
 from .noise import mix
 from .restore import Gradients
@@ -66,8 +66,10 @@ class Whitening(Probe):
         of_average = self.of_average or not measured.average.averaged
         fitted = measured.average if of_average else measured.gradients()
         if Q.whitens and criterion in IN_EXPECTATION:
-            chores = measured.chores
+            chores, support = measured.chores, measured.support()
             assert isinstance(chores, Chores)
+            if measured.start and chores.first:
+                _start_(Q, fitted, support, ok)
             whitened = Q.whiten_(
                 [g.to(Q.dtype) for g in fitted.arrays],
                 lr,
@@ -76,9 +78,8 @@ class Whitening(Probe):
                 fitted.weight,
                 tidy=chores.tidy,
                 outs=measured.outs() if of_average else None,
-                support=measured.support(),
+                support=support,
                 rescale=measured.start and chores.tidy,
-                first=chores.first,
             )
             return whitened if of_average else None
         gs = fitted.unbiased()
@@ -102,3 +103,14 @@ class Whitening(Probe):
 
     def recordable(self, criterion: Criterion) -> bool:
         return criterion in IN_EXPECTATION and self._fits_as(Whitening)
+
+
+def _start_(Q: Groups, gs: Average, support: Sequence[list[Tensor] | None], ok: Tensor) -> None:
+    """Make ``P g`` of blocks whose ``Q`` is still the identity of size one: ``P = ‖v‖ / ‖g‖ · I``.
+
+    ``v`` is one in slices that have a gradient and zero elsewhere, see ``Whitening.fit_``.
+    """
+    for group, g, slices in zip(Q.groups, gs.unbiased(), support, strict=True):
+        drawn = g[0].numel() if slices is None else torch.stack([each.sum(1) for each in slices]).prod(0)
+        ratio = drawn**0.5 / torch.linalg.vector_norm(g.flatten(1).to(Q.dtype), dim=1)
+        group.start_(ratio.sqrt(), ok & (ratio > 0) & (ratio < torch.inf))

@@ -68,15 +68,17 @@ def check(options: Mapping[str, Any], where: str = "") -> None:
 
 
 def of_Q(
-    structure: Structure, whitening: bool, precond_lr: float | None, precond_boost: float | None
+    structure: Structure, whitening: bool, precond_lr: float | None, precond_boost: float | None, size: int = 1
 ) -> dict[str, float]:
     """Step size of ``Q``, and its factor while ``Q`` is young; where they are None, those of the structure.
+
+    They may depend on the number of elements of the largest block.
 
     A step size of one's own has no such factor, unless that is given too.
     """
     boost = structure.precond_boost(whitening) if precond_lr is None else 1.0
     return {
-        "precond_lr": structure.precond_lr(whitening) if precond_lr is None else precond_lr,
+        "precond_lr": structure.precond_lr(whitening, size) if precond_lr is None else precond_lr,
         "precond_boost": boost if precond_boost is None else precond_boost,
     }
 

@@ -1,0 +1,137 @@
+"""One line for a model: an optimizer with the param groups, the probe and the structure that suit it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .blocks import Affine
+from .groups import Kronecker
+from .optimizer import PSGD
+from .probes import FiniteDifference, Whitening
+
+#: longest axis with a dense factor on a CPU, where its products would take longer than the gradient of most models
+MAX_DENSE_ON_CPU = 256
+
+
+def whiten(
+    model: nn.Module,
+    lr: float | Tensor | None = None,
+    *,
+    weight_decay: float = 0.0,
+    max_dense: int | None = None,
+    **options: Any,
+) -> PSGD:
+    """Optimizer that whitens gradients, in place of ``torch.optim.AdamW(model.parameters(), …)``.
+
+    It fits the ordinary loop, ``loss.backward(); optimizer.step()``, and suits networks of any size.
+
+    Args:
+        model: the model; parameters that are frozen are left out
+        lr: learning rate; by default 0.001
+        weight_decay: decoupled weight decay of matrices and larger arrays; biases and the scales of normalisations have
+            none, except for the biases of recurrent layers, which are one block with the weights
+        max_dense: longest axis with a dense factor, see ``Kronecker``; by default 256 on a CPU and 2048 elsewhere
+        options: further options of ``PSGD``
+
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+    >>> optimizer = whiten(model, lr=0.002, weight_decay=0.1)
+    >>> [(len(group["params"]), group["weight_decay"]) for group in optimizer.param_groups]
+    [(2, 0.1), (4, 0.0)]
+    """
+    groups = param_groups(model, weight_decay)
+    return PSGD(groups, lr, **{"probe": Whitening(), "preconditioner": _structure(model, max_dense), **options})
+
+
+def newton(
+    model: nn.Module,
+    lr: float | Tensor | None = None,
+    *,
+    weight_decay: float = 0.0,
+    max_dense: int | None = None,
+    **options: Any,
+) -> PSGD:
+    """Optimizer that is fitted to curvature, with a closure as for ``torch.optim.LBFGS``: ``optimizer.step(closure)``.
+
+    Each step evaluates two gradients of the same mini-batch. It suits smooth functions, ill-conditioned regression,
+    factorisations and networks for physics, where steps that shrink towards the minimum are worth a second gradient.
+
+    Args:
+        model: the model; parameters that are frozen are left out, and buffers, such as the statistics of batch
+            normalisation, change in the first of the two evaluations only
+        lr: learning rate; by default 0.5
+        weight_decay: see ``whiten``
+        max_dense: see ``whiten``
+        options: further options of ``PSGD``
+
+    >>> import torch
+    >>> from torch import nn
+    >>> model = nn.Linear(3, 1)
+    >>> x = torch.tensor([[1.0, 0.0, 0.01], [0.0, 1.0, 0.0], [0.0, 0.0, 0.01], [1.0, 1.0, 0.0]])
+    >>> optimizer = newton(model)
+    >>> def closure():
+    ...     optimizer.zero_grad()
+    ...     loss = (model(x) - torch.ones(4, 1)).square().mean()
+    ...     loss.backward()
+    ...     return loss
+    >>> for _ in range(300):
+    ...     loss = optimizer.step(closure)
+    >>> loss.item() < 1e-6
+    True
+    """
+    groups = param_groups(model, weight_decay)
+    chosen = {"probe": FiniteDifference(module=model), "preconditioner": _structure(model, max_dense), **options}
+    return PSGD(groups, lr, **chosen)
+
+
+def param_groups(model: nn.Module, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+    """Param groups of a model: what decays, what does not, and each level of a recurrent layer as one block.
+
+    Args:
+        model: the model; parameters that are frozen are left out
+        weight_decay: weight decay of matrices, larger arrays and recurrent layers
+    """
+    _check(model)
+    cells = list(_recurrent(model))
+    taken = {p for group in cells for _, p in group["params"]}
+    rest = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p not in taken]
+    if weight_decay:
+        decaying = [(name, p) for name, p in rest if p.ndim >= 2]
+        others = [(name, p) for name, p in rest if p.ndim < 2]
+        groups = [
+            {"params": decaying, "weight_decay": weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+    else:
+        groups = [{"params": rest}]
+    groups = [group for group in groups if group["params"]]
+    return [*groups, *({**group, "weight_decay": weight_decay, "blocks": Affine()} for group in cells)]
+
+
+def _recurrent(model: nn.Module) -> Iterator[dict[str, Any]]:
+    """Param groups of recurrent layers, one for each level and direction."""
+    for prefix, child in model.named_modules():
+        if isinstance(child, (nn.RNNBase, nn.RNNCellBase)):
+            for group in Affine.groups(child):
+                named = [(f"{prefix}.{name}".lstrip("."), p) for name, p in group["params"]]
+                if all(p.requires_grad for _, p in named):
+                    yield {"params": named}
+
+
+def _structure(model: nn.Module, max_dense: int | None) -> Kronecker:
+    if max_dense is None:
+        on_cpu = all(p.device.type == "cpu" for p in model.parameters())
+        return Kronecker(max_dense=MAX_DENSE_ON_CPU) if on_cpu else Kronecker()
+    return Kronecker(max_dense=max_dense)
+
+
+def _check(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        kind = "a tensor" if isinstance(model, torch.Tensor) else type(model).__name__
+        raise TypeError(f"model: {kind}; it must be a torch.nn.Module (PSGD(params, …) takes parameters)")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError(f"model: {type(model).__name__} has no parameters that require a gradient")

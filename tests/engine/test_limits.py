@@ -1,0 +1,77 @@
+"""Limits of gradients and steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from psgd.engine import limits
+
+YES = torch.tensor(True)
+
+
+def of_steps(lengths: list[float], most: float = 2.0) -> list[float]:
+    """Lengths of the steps of one block after they were limited."""
+    total, count, taken = torch.zeros(1), torch.zeros(1), []
+    for length in lengths:
+        factor, total, count = limits.of_steps(torch.tensor([length]), total, count, most, YES)
+        taken.append(float(factor) * length)
+    return taken
+
+
+def test_steps_of_ordinary_lengths_are_not_limited():
+    lengths = [1.0, 1.9, 0.3, 2.0, 0.0, 1.5]
+    assert of_steps(lengths) == lengths
+
+
+def test_lengths_grow_in_proportion_to_the_number_of_steps():
+    """Whatever ``P`` asks for: the hundredth step is about a hundred times as long as the first, and not 2¹⁰⁰ times."""
+    taken = of_steps([1.0] + [1e30] * 99)
+    assert 50 < taken[-1] < 200
+
+
+def test_zeros_before_do_not_forbid_a_step():
+    assert of_steps([0.0, 0.0, 3.0]) == [0.0, 0.0, 3.0]
+
+
+def test_the_first_step_waits_until_Q_is_fitted():
+    zero = torch.zeros(1)
+    factor, total, count = limits.of_steps(torch.tensor([1e6]), zero, zero, 2.0, YES, fitted=False)
+    assert (float(factor), float(total), float(count)) == (0, 0, 0)
+    assert limits.of_steps(torch.tensor([3.0]), zero + 2, zero + 1, 2.0, YES, fitted=False)[0] == 1
+
+
+def test_what_is_not_finite_or_not_taken_leaves_no_trace():
+    total, count = torch.tensor([6.0, 6.0, 6.0]), torch.tensor([2.0, 2.0, 2.0])
+    lengths = torch.tensor([torch.inf, torch.nan, 5.0])
+    for ok in (YES, ~YES):
+        _, new_total, new_count = limits.of_steps(lengths, total, count, 2.0, ok)
+        changed = int(ok)
+        assert (new_total[:2] == 6).all()
+        assert (new_count[:2] == 2).all()
+        assert (new_total[2] != 6) == changed
+        assert (new_count[2] != 2) == changed
+
+
+def of_gradients(lengths: list[float]) -> list[float]:
+    longest, taken = torch.zeros(1), []
+    for length in lengths:
+        factor, longest = limits.of_gradients(torch.tensor([length]), longest, 3.0, YES)
+        taken.append(float(factor) * length)
+    return taken
+
+
+def test_an_outlier_is_shortened_and_a_new_scale_is_accepted_after_some_steps():
+    assert of_gradients([1.0, 1e6, 1.0])[1] == pytest.approx(3.0)
+    assert of_gradients([1.0] + [50.0] * 5)[-1] == 50.0
+
+
+def test_blocks_do_not_see_each_other():
+    def factors(lengths: Tensor) -> Tensor:
+        before = torch.ones(len(lengths))
+        return limits.of_steps(lengths, before, before, 2.0, YES)[0]
+
+    together = factors(torch.tensor([1.0, torch.nan, 8.0]))
+    assert together[0] == 1
+    assert together[2] == 0.25

@@ -1,0 +1,132 @@
+"""One line for a model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import psgd
+from psgd import PSGD, Affine, Dense, FiniteDifference, Kronecker, Whitening
+from psgd.recipes import MAX_DENSE_ON_CPU, param_groups
+
+BOTH = pytest.mark.parametrize("make", [psgd.whiten, psgd.newton], ids=["whiten", "newton"])
+
+
+class Model(nn.Module):
+    """Embedding, recurrent layer, normalisation, and a head that shares the embedding's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.lstm = nn.LSTM(6, 6, num_layers=2, batch_first=True)
+        self.norm = nn.LayerNorm(6)
+        self.head = nn.Linear(6, 11)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.lstm(self.embed(x))[0]))
+
+
+def names(optimizer: PSGD) -> list[list[str]]:
+    return [group["param_names"] for group in optimizer.param_groups]
+
+
+@BOTH
+def test_biases_and_norms_do_not_decay_and_each_level_of_a_recurrent_layer_is_one_block(make):
+    optimizer = make(Model(), weight_decay=0.1)
+    assert names(optimizer) == [
+        ["embed.weight"],
+        ["norm.weight", "norm.bias", "head.bias"],
+        ["lstm.weight_ih_l0", "lstm.weight_hh_l0", "lstm.bias_ih_l0", "lstm.bias_hh_l0"],
+        ["lstm.weight_ih_l1", "lstm.weight_hh_l1", "lstm.bias_ih_l1", "lstm.bias_hh_l1"],
+    ]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0, 0.1, 0.1]
+    assert [type(group.get("blocks")) for group in optimizer.param_groups] == [type(None), type(None), Affine, Affine]
+    assert sum(len(stack.blocks) for stack in optimizer.stacks) == 1 + 3 + 2
+
+
+@BOTH
+def test_without_decay_there_is_one_group_beside_recurrent_layers(make):
+    assert len(make(Model()).param_groups) == 3
+    assert len(make(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))).param_groups) == 1
+
+
+@BOTH
+def test_frozen_parameters_are_left_out(make):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    assert names(make(model)) == [["1.weight", "1.bias"]]
+    with pytest.raises(ValueError, match="Sequential has no parameters that require a gradient"):
+        make(model.requires_grad_(False))
+
+
+@BOTH
+def test_probe_structure_and_numbers(make):
+    optimizer = make(nn.Linear(3, 4))
+    assert optimizer.preconditioner == Kronecker(max_dense=MAX_DENSE_ON_CPU)
+    kind, lr = (Whitening, 0.001) if make is psgd.whiten else (FiniteDifference, 0.5)
+    assert isinstance(optimizer.probe, kind)
+    assert optimizer.param_groups[0]["lr"] == lr
+    other = make(nn.Linear(3, 4), lr=0.02, max_dense=7, momentum=0.5)
+    assert other.preconditioner == Kronecker(max_dense=7)
+    assert (other.param_groups[0]["lr"], other.param_groups[0]["momentum"]) == (0.02, 0.5)
+    assert make(nn.Linear(3, 4), preconditioner=Dense()).preconditioner == Dense()
+
+
+@BOTH
+def test_a_model_on_another_device_has_longer_dense_factors(make):
+    assert make(nn.Linear(3, 4, device="meta")).preconditioner == Kronecker()
+
+
+@BOTH
+@pytest.mark.parametrize("wrong", [torch.ones(2), [torch.ones(2)], None], ids=["tensor", "list", "None"])
+def test_something_else_than_a_model(make, wrong):
+    with pytest.raises(TypeError, match=r"it must be a torch.nn.Module \(PSGD\(params, …\) takes parameters\)"):
+        make(wrong)
+
+
+def test_misspelt_options_are_named():
+    with pytest.raises(TypeError, match="precond_lr"):
+        psgd.whiten(nn.Linear(2, 2), precond_rl=0.1)
+
+
+def test_both_train():
+    torch.manual_seed(0)
+    x = torch.randint(0, 11, (4, 9))
+    for make in (psgd.whiten, psgd.newton):
+        model = Model()
+        optimizer = make(model)
+
+        def closure(model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x).flatten(0, 1), x.roll(1, 1).flatten())
+            loss.backward()
+            return loss.detach()
+
+        first = float(closure())
+        for _ in range(60):
+            last = optimizer.step(closure)
+        assert float(last) < 0.8 * first
+
+
+def test_statistics_change_once_in_a_step():
+    """``newton`` evaluates twice, and tells the probe the model."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    optimizer = psgd.newton(model)
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().mean() + model[0].weight.square().sum()
+        loss.backward()
+        return loss.detach()
+
+    optimizer.step(closure)
+    assert int(model[1].num_batches_tracked) == 1
+
+
+def test_groups_are_those_of_the_model():
+    model = Model()
+    params = [p for group in param_groups(model, 0.1) for _, p in group["params"]]
+    assert len(params) == len(set(params)) == len(list(model.parameters()))

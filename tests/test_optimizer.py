@@ -103,14 +103,18 @@ def test_defaults_are_spelled_out():
         probe=FiniteDifference(batched=False),
         blocks=PerTensor(),
         precond_lr=0.1,
+        precond_boost=6.0,
         precond_dtype=torch.float64,
         normalize=None,
-        momentum=0.0,
+        momentum=0.9,
         weight_decay=0.0,
         update_every=1,
         update_anneal=0,
         max_rms=math.inf,
         max_norm=None,
+        clip_outliers=3.0,
+        clip_steps=2.0,
+        init="scaled",
         seed=0,
         maximize=False,
     )
@@ -122,8 +126,8 @@ def test_defaults_of_whitening_are_for_everyday_training():
     assert same(run(probe=Whitening()), run(probe=Whitening(of_average=True), **everyday))
 
 
-def test_the_paper_is_one_choice_away():
-    explicit = run(preconditioner=TRIANGULAR, precond_lr=0.01, normalize=MaxAbs())
+def test_defaults_of_triangular_factors():
+    explicit = run(preconditioner=TRIANGULAR, precond_lr=0.03, precond_boost=5.0, normalize=MaxAbs())
     assert same(run(preconditioner=TRIANGULAR), explicit)
 
 
@@ -152,7 +156,8 @@ def test_first_step_is_plain_sgd_on_the_fitted_p():
     """By hand, with a dense matrix: the algorithm of Section V.A."""
     theta = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64, requires_grad=True)
     H = torch.tensor([[3.0, 1.0, 0.0], [1.0, -2.0, 0.5], [0.0, 0.5, 1.0]], dtype=torch.float64)
-    optimizer = PSGD([theta], lr=0.3, preconditioner=Dense(), probe=HessianVector(damping=0.0))
+    paper = {"precond_lr": 0.01, "momentum": 0.0, "init": "identity", "clip_steps": math.inf}
+    optimizer = PSGD([theta], lr=0.3, preconditioner=Dense(), probe=HessianVector(damping=0.0), **paper)
     start = theta.detach().clone()
     pairs = []
     probe = optimizer.probe
@@ -344,7 +349,8 @@ def test_maximize_is_minimising_the_negative():
 
 def test_momentum_is_an_unbiased_average():
     theta = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-    optimizer = PSGD([theta], lr=1.0, probe=Whitening(), momentum=0.9, precond_lr=1e-12, max_rms=math.inf)
+    unlimited = {"precond_lr": 1e-12, "max_rms": math.inf, "init": "identity"}
+    optimizer = PSGD([theta], lr=1.0, probe=Whitening(), momentum=0.9, **unlimited)
     gradients = [torch.tensor([1.0, 2.0], dtype=torch.float64) * k for k in (1, 3, -2)]
     mean, weight, expected = torch.zeros(2, dtype=torch.float64), 0.0, torch.zeros(2, dtype=torch.float64)
     for g in gradients:
@@ -381,7 +387,8 @@ def test_max_norm_limits_the_length_of_the_whole_step(dtype, size):
         t.grad = torch.ones_like(t) * size
     optimizer.step()
     length = torch.cat([t.detach().flatten() for t in thetas]).norm().item()
-    assert length == pytest.approx(min(0.25, size * 7**0.5), rel=0.05)
+    vanishes = size < torch.finfo(dtype).eps ** 2  # a gradient that says nothing of its size
+    assert length == pytest.approx(size * 7**0.5 if vanishes else 0.25, rel=0.05)
 
 
 def test_frozen_and_missing_gradients():
@@ -501,7 +508,7 @@ def test_odd_tensors():
     for probe in PROBES:
         for structure in STRUCTURES:
             tensors = [p.detach().clone(memory_format=torch.preserve_format).requires_grad_() for p in params]
-            optimizer = PSGD(tensors, lr=0.05, probe=probe, preconditioner=structure, momentum=0.5, max_norm=10.0)
+            optimizer = PSGD(tensors, lr=0.1, probe=probe, preconditioner=structure, momentum=0.5, max_norm=10.0)
 
             def loss_of(tensors=tensors):
                 return sum((t.double() ** 2).sum() for t in tensors)
@@ -621,7 +628,7 @@ def test_grad_scaler():
 
 def test_autocast_closure():
     model = small_model()
-    optimizer = PSGD(model.parameters(), lr=0.02, max_norm=1.0)
+    optimizer = PSGD(model.parameters(), lr=0.1, max_norm=1.0, probe=FiniteDifference(0.09))
     losses = []
     for step in range(100):
         x, y = batch(step)
@@ -718,9 +725,9 @@ def test_repr_says_what_there_is():
     assert text.startswith(
         "PSGD(Kronecker(max_dense=2048, max_skew=256, inverse_free=True), c3, FiniteDifference(), PerTensor(); lr=0.05,"
     )
-    assert "  2 × (6,): symmetric 6, float32 on cpu, 296 B" in text
-    assert "  (6, 4): symmetric 6 ⊗ symmetric 4, float32 on cpu, 212 B" in text
-    assert text.endswith("6 tensors with 79 elements, state of 956 B")
+    assert "  2 × (6,): symmetric 6, float32 on cpu, 368 B" in text
+    assert "  (6, 4): symmetric 6 ⊗ symmetric 4, float32 on cpu, 320 B" in text
+    assert "init='scaled'" not in text  # what is usual goes without saying
 
 
 @pytest.mark.slow

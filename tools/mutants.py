@@ -307,7 +307,7 @@ MUTANTS = [
         "groups/kronecker.py",
         "test_optimizer.py::test_defaults_are_spelled_out "
         "test_optimizer.py::test_defaults_of_whitening_are_for_everyday_training",
-        ("whitening has no boost", "return 3.0 if self.inverse_free", "return 1.0 if self.inverse_free"),
+        ("whitening has no boost", "return 3.0 if whitening", "return 1.0 if whitening"),
     ),
     *of(
         "groups/kronecker.py",
@@ -479,16 +479,56 @@ MUTANTS = [
             "None if limit is None else 1 / limit, averaged=False",
             "None, averaged=False",
         ),
-        ("zeros lower the limit of outliers", "torch.where(ok & (lengths > 0),", "torch.where(ok,"),
+    ),
+    *of(
+        "engine/limits.py",
+        "engine/test_limits.py laws/test_trust.py",
+        (
+            "zeros lower the limit of outliers",
+            "torch.where(ok & (lengths > 0), torch.maximum",
+            "torch.where(ok, torch.maximum",
+        ),
         ("an outlier lifts its limit at once", "lengths * factor), longest)", "lengths), longest)"),
         ("the limit never rises", "torch.maximum(longest * FADING, lengths * factor)", "longest"),
+        (
+            "a long step lifts the average at once",
+            "FORGETTING * total + lengths * factor",
+            "FORGETTING * total + lengths",
+        ),
+        ("steps that are not finite are counted", " & (lengths < torch.inf)", ""),
+        ("steps of zero are counted", "counted = ok & (lengths > 0)", "counted = ok"),
+        ("the first step does not wait", "float(fitted)", "1.0"),
+        ("a step that waits is counted", "counted & (count > 0)", "counted"),
+    ),
+    *of(
+        "groups/group.py",
+        "laws/test_start.py",
+        ("every Q starts again", "new = usable & torch.stack", "new = usable | torch.stack"),
+        ("each factor has the whole size", "size ** (1 / len(self.factors))", "size"),
+    ),
+    *of(
+        "probes/base.py",
+        "laws/test_start.py",
+        ("the start is the inverse", "ratio = dtheta / dgrad", "ratio = dgrad / dtheta"),
+        ("the start is P instead of Q", "group.start_(ratio.sqrt(), ok", "group.start_(ratio, ok"),
+    ),
+    *of(
+        "probes/whitening.py",
+        "laws/test_start.py",
+        ("whitening starts at P", "group.start_(ratio.sqrt(), ok", "group.start_(ratio, ok"),
     ),
     *of(
         "probes/schedule.py",
         "probes/test_schedule.py",
-        ("Q stays young", "(boost, (1 + boost) / 2, 1.0)", "(boost, boost, boost)"),
-        ("Q is never young", "(boost, (1 + boost) / 2, 1.0)", "(1.0, 1.0, 1.0)"),
-        ("a boost over one", 'max(options["precond_lr"], 0.9)', "10.0"),
+        ("Q stays young", "2 ** -(math.floor(2 * math.log2(age)) / 2)", "1.0"),
+        ("Q is never young", "factor = max(boost *", "factor = max(0 *"),
+        ("a boost over one", "max(lr, 0.9)", "10.0"),
+    ),
+    *of(
+        "recipes.py",
+        "test_recipes.py",
+        ("biases decay", "if p.ndim < 2]", "if p.ndim < 2 and False]"),
+        ("frozen parameters are taken", "if p.requires_grad and p not in taken]", "if p not in taken]"),
     ),
     # Probes.
     *of(

@@ -38,7 +38,7 @@ def bucket_of(
     stacks = []
     for same in (blocks[:2], blocks[2:]):
         Q = structure.init(same[0].shape, batch=len(same), dtype=dtype, device=device)
-        stacks.append(Stack(same, Q, {}, torch.zeros(len(same), dtype=dtype), dtype))
+        stacks.append(Stack(same, Q, {}, Stack.new_lengths(len(same), dtype, torch.device(device)), dtype))
         if momentum:
             stacks[-1].start_average()
     return Bucket(stacks, group, structure, None)
@@ -54,14 +54,17 @@ def options(lr: Any = 0.1, **others: Any) -> dict[str, Any]:
     return {"lr": lr, "max_rms": math.inf, "max_norm": None, "weight_decay": 0.0, "maximize": False, **others}
 
 
-def direction_of(bucket: Bucket, lengths: Sequence[float] | Tensor, divisor: Tensor | None = None) -> Direction:
+def direction_of(
+    bucket: Bucket, lengths: Sequence[float] | Tensor, divisor: Tensor | None = None, max_rms: float = math.inf
+) -> Direction:
     """Direction of ones in every block; its lengths are as told, true or not."""
     arrays = [
         Scaled(torch.ones(len(stack.blocks), *stack.group.dims, dtype=bucket.dtype, device=bucket.device), None)
         for stack in bucket.stacks
     ]
     length = torch.as_tensor(lengths, dtype=bucket.dtype, device=bucket.device)
-    return bucket.direction(Preconditioned(arrays, length, divisor), math.inf, Room(bucket))
+    d = Preconditioned(arrays, length, divisor)
+    return bucket.direction(d, max_rms, math.inf, True, YES, Room(bucket))
 
 
 def store_of(*groups: Sequence[nn.Parameter], structure: Structure = Kronecker(), **numbers: Any) -> Store:

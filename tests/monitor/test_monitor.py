@@ -156,7 +156,7 @@ def test_the_residual_falls_while_Q_is_fitted(structure, criterion, probe):
 
 def test_numbers_are_those_of_the_step():
     model = small_model(torch.float64)
-    optimizer = PSGD(model.named_parameters(), lr=0.05, probe=HessianVector(), preconditioner=Dense())
+    optimizer = PSGD(model.named_parameters(), lr=0.05, probe=HessianVector(), preconditioner=Dense(), init="identity")
     before = [p.detach().clone() for p in model.parameters()]
     Q = [optimizer.state[p]["Q0_full"].clone() for p in model.parameters()]
     with Monitor(optimizer, every=1) as monitor:

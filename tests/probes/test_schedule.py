@@ -83,10 +83,10 @@ def rates(lr: float, boost: float, every: int, anneal: int = 0) -> list[float]:
 @pytest.mark.parametrize(("every", "anneal"), [(1, 0), (3, 0), (4, 200)])
 def test_steps_of_a_young_q_are_longer(every: int, anneal: int):
     each = rates(0.1, 3.0, every, anneal)
-    assert sorted(set(each), reverse=True) == [0.3, 0.2, 0.1]
+    assert sorted(set(each), reverse=True) == pytest.approx([0.3, 0.3 / 2**0.5, 0.15, 0.15 / 2**0.5, 0.1])
     assert each == sorted(each, reverse=True)
-    assert abs(each.index(0.2) - YOUNG) <= 1
-    assert abs(each.index(0.1) - 2 * YOUNG) <= 1
+    assert abs(each.index(0.15) - 2 * YOUNG) <= 1
+    assert abs(each.index(0.1) - 4 * YOUNG) <= 1
 
 
 def test_without_a_boost_the_rate_is_what_it_is():

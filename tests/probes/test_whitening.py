@@ -20,7 +20,7 @@ def whitener(Q: dict[str, Tensor]) -> list[Tensor]:
 def test_a_step_uses_p_of_before_the_update_of_the_average_and_else_that_of_after(of_average: bool):
     generator = torch.Generator().manual_seed(0)
     theta = torch.zeros(3, 4, dtype=torch.float64, requires_grad=True)
-    optimizer = PSGD([theta], lr=0.5, probe=Whitening(of_average), max_rms=float("inf"))
+    optimizer = PSGD([theta], lr=0.5, probe=Whitening(of_average), max_rms=float("inf"), init="identity")
     for _ in range(5):
         start, before = theta.detach().clone(), whitener(optimizer.state[theta])
         theta.grad = torch.randn(3, 4, generator=generator, dtype=torch.float64)

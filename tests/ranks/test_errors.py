@@ -61,6 +61,7 @@ NUMBERS = {
     "maximize": (False, True),
     "precond_boost": (1.0, 2.0),
     "clip_outliers": (3.0, 4.0),
+    "clip_steps": (2.0, 4.0),
 }
 
 

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from psgd import PSGD, Affine, Dense, Diagonal, FiniteDifference, Joint, Kronecker, LimitedMemory, LowRank, Whitening
+from psgd.engine.stack import LENGTHS
 
 from ..cases import PROBES, STRUCTURES, batch, probes, small_model, structures, train
 
@@ -324,7 +325,7 @@ def test_a_checkpoint_that_no_step_can_go_on_from_is_refused(structure, bad):
     before = bits(*pair)
     for i, entries in pair[1].state_dict()["state"].items():
         for name, value in entries.items():
-            may_be_zero = bad == 0 and name.startswith(("momentum", "grad_length", "Q0_U", "Q0_V", "Q0_Q12"))
+            may_be_zero = bad == 0 and name.startswith(("momentum", *LENGTHS, "Q0_U", "Q0_V", "Q0_Q12"))
             if not value.is_floating_point() or value.numel() == 0 or may_be_zero:
                 continue
             saved = copy.deepcopy(pair[1].state_dict())

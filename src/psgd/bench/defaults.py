@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure as Picture
 from torch import nn
 
-from .. import PSGD, Whitening
+from .. import newton, whiten
 from ..experiments.figure import Table
 from . import panel
 from .benchmark import Benchmark, Plan
@@ -20,10 +20,10 @@ from .isolate import Outcome, Row, Task
 from .panel import PROBLEMS, PanelProblem
 
 #: PSGD as the documentation recommends it, for mini-batches and for smooth losses
-WHITENING, CURVATURE = "PSGD whitening", "PSGD curvature"
+WHITENING, CURVATURE = "psgd.whiten", "psgd.newton"
 OURS_BY_NAME: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    WHITENING: lambda model, **lr: PSGD(model.parameters(), probe=Whitening(), **lr),
-    CURVATURE: lambda model, **lr: PSGD(model.parameters(), **lr),
+    WHITENING: whiten,
+    CURVATURE: newton,
 }
 THEIRS_BY_NAME: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "AdamW": lambda model, **lr: torch.optim.AdamW(model.parameters(), **lr),

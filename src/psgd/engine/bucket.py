@@ -185,7 +185,7 @@ class Bucket:
             part.data_ptr() != a.v.data_ptr() for part, a in zip(self.parts_of(buffer), d.arrays, strict=True)
         ):
             buffer = None  # a group that ignored where the result was to be
-        limit = self._limit_rms(length, max_rms)
+        limit = self.limit_rms(length, max_rms)
         if clip_steps < math.inf:
             limit = limit * self._limit_steps_(length * limit, clip_steps, fitted, ok)
         return Direction(d.arrays, length, d.divisor, limit=limit, buffer=buffer)
@@ -211,7 +211,7 @@ class Bucket:
         self._set_lengths(step_total=total, step_count=count)
         return limit
 
-    def _limit_rms(self, length: Tensor, max_rms: float) -> Tensor:
+    def limit_rms(self, length: Tensor, max_rms: float) -> Tensor:
         """Factor that shortens directions of some length to ``max_rms``, for each block."""
         if max_rms < math.inf:
             return (max_rms * self.numel.sqrt() / length).clamp_(max=1)

@@ -155,7 +155,10 @@ class Probe(ABC):
         Returns:
             the average times ``P`` from before the update, if the probe computes it on the way; else None
         """
-        self.descend_(Q, self._restricted(Q, measured), measured.sign, criterion, lr, ok, measured.start)
+        pairs = self._restricted(Q, measured)
+        if measured.start:
+            pairs = start_(Q, pairs, ok)
+        self.descend_(Q, pairs, measured.sign, criterion, lr, ok)
         return None
 
     def _restricted(self, Q: Groups, measured: Measured) -> Iterator[list[Tensor]]:
@@ -172,29 +175,15 @@ class Probe(ABC):
             yield pair
 
     def descend_(
-        self,
-        Q: Groups,
-        pairs: Iterable[list[Tensor]],
-        sign: float,
-        criterion: Criterion,
-        lr: float,
-        ok: Tensor,
-        start: bool = False,
+        self, Q: Groups, pairs: Iterable[list[Tensor]], sign: float, criterion: Criterion, lr: float, ok: Tensor
     ) -> None:
-        """Move ``Q`` one step of the criterion for damped pairs ``[δθ, δg]``, one pair for each group.
-
-        If ``start``, a ``Q`` that is still the identity first becomes the multiple of it that fits the pair best:
-        ``P = ‖δθ‖ / ‖δg‖ · I`` is the minimum of criterion 3 among these.
-        """
+        """Move ``Q`` one step of the criterion for damped pairs ``[δθ, δg]``, one pair for each group."""
 
         def tangents() -> Iterator[tuple[Tangent, Tensor]]:
             for group, pair in zip(Q.groups, pairs, strict=True):
                 if sign != 1:
                     pair[1] = pair[1] * sign
                 pair[1], informative = self.damp(*pair)
-                if start:
-                    dtheta, dgrad = (torch.linalg.vector_norm(v.flatten(1).to(Q.dtype), dim=1) for v in pair)
-                    group.start_((dtheta / dgrad).sqrt(), ok & informative & (dgrad < torch.inf))
                 # Popped, the arrays belong to the criterion alone, which frees each as soon as it has used it.
                 yield criterion(group, pair.pop(0).to(Q.dtype), pair.pop(0).to(Q.dtype)), informative
 
@@ -268,6 +257,19 @@ class Probe(ABC):
             if v is not None and not (k == "batched" and v is False) and k not in ("group", "_warned", "forward_only")
         )
         return f"{type(self).__name__}({options})"
+
+
+def start_(Q: Groups, pairs: Iterable[list[Tensor]], ok: Tensor) -> Iterator[list[Tensor]]:
+    """Start each ``Q`` that is still the identity at the multiple of it that fits its first pair best.
+
+    Among all multiples of the identity, ``P = ‖δθ‖ / ‖δg‖ · I`` is the minimum of criterion 3.
+    """
+    for group, pair in zip(Q.groups, pairs, strict=True):
+        dtheta, dgrad = (torch.linalg.vector_norm(v.flatten(1).to(Q.dtype), dim=1) for v in pair)
+        ratio = dtheta / dgrad
+        eps = torch.finfo(torch.promote_types(Q.dtype, torch.float32)).eps
+        group.start_(ratio.sqrt(), ok & (ratio > eps**2) & (ratio < eps**-2))
+        yield pair
 
 
 def check_whole(params: Iterable[Tensor], who: str) -> None:

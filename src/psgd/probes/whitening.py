@@ -12,7 +12,7 @@ from ..criteria import IN_EXPECTATION, Criterion
 from ..groups.axes import restrict
 from ..groups.base import Groups, Preconditioned
 from ..groups.inverse_free import Chores
-from .base import Average, Evaluation, Measured, Noise, Probe
+from .base import Average, Evaluation, Measured, Noise, Probe, start_
 from .closures import Closure, evaluate_loss
 from .noise import mix
 from .restore import Gradients
@@ -84,11 +84,13 @@ class Whitening(Probe):
             return whitened if of_average else None
         gs = fitted.unbiased()
         # The arrays have no names of their own, so that nothing but the pair refers to them.
-        pairs = (
+        pairs: Iterable[list[Tensor]] = (
             [next(measured.noise) if slices is None else restrict(next(measured.noise), slices), next(gs)]
             for slices in measured.support()
         )
-        self.descend_(Q, pairs, measured.sign, criterion, lr, ok, measured.start)
+        if measured.start:
+            pairs = start_(Q, pairs, ok)
+        self.descend_(Q, pairs, measured.sign, criterion, lr, ok)
         return None
 
     def chores(self, step: int, lr: float) -> Chores:
@@ -111,6 +113,8 @@ def _start_(Q: Groups, gs: Average, support: Sequence[list[Tensor] | None], ok: 
     ``v`` is one in slices that have a gradient and zero elsewhere, see ``Whitening.fit_``.
     """
     for group, g, slices in zip(Q.groups, gs.unbiased(), support, strict=True):
-        drawn = g[0].numel() if slices is None else torch.stack([each.sum(1) for each in slices]).prod(0)
-        ratio = drawn**0.5 / torch.linalg.vector_norm(g.flatten(1).to(Q.dtype), dim=1)
-        group.start_(ratio.sqrt(), ok & (ratio > 0) & (ratio < torch.inf))
+        length = torch.linalg.vector_norm(g.flatten(1).to(Q.dtype), dim=1)
+        drawn = g[0].numel() if slices is None else torch.stack([each.sum(1) for each in slices]).prod(0).to(Q.dtype)
+        ratio = drawn**0.5 / length
+        eps = torch.finfo(torch.promote_types(Q.dtype, torch.float32)).eps
+        group.start_(ratio.sqrt(), ok & (ratio > eps**2) & (ratio < eps**-2))

@@ -116,11 +116,12 @@ def test_an_entry_of_the_state_dict_is_saved_alone():
 @structures
 @probes
 def test_cpu_and_gpu_agree_on_what_a_step_does(structure, probe):
-    """The noise differs, as the generators do; without an update of Q there is none."""
+    """The noise differs, as the generators do; without an update of Q there is none, nor from the identity on."""
     results = []
+    options = {"preconditioner": structure, "probe": probe, "precond_lr": 1e-13, "init": "identity"}
     for device in ("cpu", "cuda"):
         model = model_on(device, torch.float64)
-        optimizer = PSGD(model.parameters(), lr=0.05, preconditioner=structure, probe=probe, precond_lr=1e-13)
+        optimizer = PSGD(model.parameters(), lr=0.05, **options)
         go(model, optimizer, 0, 5)
         results.append([w.cpu() for w in weights(model)])
     for a, b in zip(*results, strict=True):

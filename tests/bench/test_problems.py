@@ -34,7 +34,7 @@ def test_a_problem_starts_over_its_target_and_has_a_gradient(name):
 def test_psgd_takes_the_problem(name):
     """Its choices are for these shapes, and a few steps do not break it."""
     problem = replace(PROBLEMS[name], every=2)
-    rows = list(problems.work(problem=problem, peer=problem.fitted(1), device="cpu", seconds=1e-9))
+    rows = list(problems.work(problem=problem, peer=problem.by_hand(1), device="cpu", seconds=1e-9))
     assert [row["iteration"] for row in rows] == [0, 2] * 3
     assert rows[-1]["value"] < 2 * rows[0]["value"] + 1
 
@@ -77,7 +77,7 @@ def test_each_method_has_its_step_sizes():
     assert sorted(problem.rates(peers.MOMENTUM)) == pytest.approx([0.3 * rate for rate in problem.plain])
     assert problem.rates(peers.LBFGS) == [1.0]
     lr = problem.psgd["lr"]
-    assert problem.rates(problem.fitted(1)) == [lr, lr / 2, 2 * lr]
+    assert problem.rates(problem.by_hand(1)) == [lr, lr / 2, 2 * lr]
 
 
 def outcome(*rows, name="rosenbrock2", peer=peers.SGD):
@@ -117,7 +117,7 @@ def test_a_step_size_is_given_up_when_another_was_faster():
 
 def test_rows_are_not_too_many_and_the_last_is_the_end():
     problem = replace(PROBLEMS["rosenbrock2"], every=1)
-    rows = list(problems.work(problem=problem, peer=problem.fitted(1), device="cpu", seconds=0.5))
+    rows = list(problems.work(problem=problem, peer=problem.by_hand(1), device="cpu", seconds=0.5))
     rows = [row for row in rows if row["lr"] == problem.psgd["lr"]]
     assert len(rows) <= problems.ROWS + 2
     assert rows[-1]["value"] < problem.target or rows[-1]["seconds"] >= 0.5
@@ -125,13 +125,14 @@ def test_rows_are_not_too_many_and_the_last_is_the_end():
 
 def test_tasks():
     chosen = [peers.SGD, peers.LBFGS]
-    assert len(problems.tasks(Plan(peers=chosen))) == 4 * len(PROBLEMS)
+    assert len(problems.tasks(Plan(peers=chosen))) == 5 * len(PROBLEMS)
     quick = problems.tasks(Plan(peers=chosen, quick=True, model="zebra"))
-    assert [task.label for task in quick] == [f"zebra, {name}" for name in ("PSGD", "PSGD, whitening", "SGD", "LBFGS")]
+    names = ["PSGD", "PSGD, whitening", "PSGD, tuned by hand", "SGD", "LBFGS"]
+    assert [task.label for task in quick] == [f"zebra, {name}" for name in names]
     assert quick[0].settings["seconds"] < PROBLEMS["zebra"].seconds
     hard = problems.tasks(Plan(model="hard"))
     names = [task.settings["problem"].name for task in hard]
-    assert names[::2] == ["rosenbrock2", "rosenbrock100", "logistic", "tensor"]
+    assert names[::3] == ["rosenbrock2", "rosenbrock100", "logistic", "tensor"]
 
 
 @pytest.mark.usefixtures("quick_processes")
@@ -140,6 +141,6 @@ def test_from_end_to_end(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(PROBLEMS, "rosenbrock2", replace(PROBLEMS["rosenbrock2"], seconds=1.0, target=3.5))
     assert cli.main(["bench", "problems", "--quick", "--model", "rosenbrock2", "--peers", "adam"]) == 0
     found = json.loads((tmp_path / "bench" / "problems.json").read_text())
-    assert [one["failure"] for one in found["measurements"]] == [None] * 3
-    assert len(found["table"]["rows"]) == 4
+    assert [one["failure"] for one in found["measurements"]] == [None] * 4
+    assert len(found["table"]["rows"]) == 5
     assert "< 3.5" in capsys.readouterr().out

@@ -65,6 +65,11 @@ def of_gradients(lengths: list[float]) -> list[float]:
 def test_an_outlier_is_shortened_and_a_new_scale_is_accepted_after_some_steps():
     assert of_gradients([1.0, 1e6, 1.0])[1] == pytest.approx(3.0)
     assert of_gradients([1.0] + [50.0] * 5)[-1] == 50.0
+    assert of_gradients([1.0, 1e6, 1e6])[2] == pytest.approx(9.0)
+
+
+def test_gradients_of_zero_leave_the_limit_as_it_is():
+    assert of_gradients([1.0] + [0.0] * 500 + [1.0])[-1] == 1.0
 
 
 def test_blocks_do_not_see_each_other():

@@ -1,9 +1,9 @@
 """Problems on which optimizers are compared: four of the paper's own, and four of ``hard``.
 
-Every method has three learning rates for each problem. PSGD also has a structure, ``precond_lr``, ``max_norm`` and
-``momentum`` for each, while the others have their defaults. These were chosen with other seeds than that of the
-benchmark: from about ten settings for the zebra and the equalizer, and from about forty for Rosenbrock in 100
-dimensions, where only the probes are random, and for logistic regression.
+Every method has three learning rates for each problem, and otherwise its defaults. A further row, "tuned by hand", is
+PSGD with a structure, ``precond_lr``, ``max_norm`` and ``momentum`` for each problem, which no other method has. These
+were chosen with other seeds than that of the benchmark: from about ten settings for the zebra and the equalizer, and
+from about forty for Rosenbrock in 100 dimensions, where only the probes are random, and for logistic regression.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import PSGD, Affine, Dense, Joint, Whitening
+from .. import PSGD, Affine, Dense, FiniteDifference, Joint, Whitening
 from ..experiments import digits, equalizer, mnist, recurrent, zebra
+from ..experiments.training import AS_IN_THE_PAPER
 from .hard import Start, start_logistic, start_rosenbrock, start_tensor
 from .isolate import SkippedError
 from .peers import LBFGS, Peer, Steps
+
+#: name of PSGD with settings of its own for each problem
+BY_HAND = "PSGD, tuned by hand"
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Problem:
         start: makes the problem, from a device and a seed
         plain: three learning rates for SGD; with momentum a third of them
         adaptive: three learning rates for Adam, and for all whose steps do not depend on the scale of the loss
-        psgd: the choices and numbers of PSGD; half and twice its ``lr`` are tried, too
+        psgd: the choices and numbers of PSGD tuned by hand; half and twice its ``lr`` are tried, too
         every: steps from one evaluation of the goal to the next
         seconds: time with one learning rate, after which the problem counts as not solved
     """
@@ -53,10 +57,11 @@ class Problem:
     every: int = 1
     seconds: float = 5.0
 
-    def fitted(self, seed: int) -> Peer:
-        """PSGD with the settings of the problem: with curvature from finite differences, unless it says otherwise."""
-        choices = {name: value for name, value in self.psgd.items() if name != "lr"}
-        return Peer("PSGD", partial(fitted, seed=seed, **choices), lr=self.psgd["lr"], closure=True)
+    def by_hand(self, seed: int) -> Peer:
+        """PSGD with settings of this problem, of which ten to forty were tried, beside those of the paper."""
+        choices = {**AS_IN_THE_PAPER, **self.psgd}
+        lr = choices.pop("lr")
+        return Peer(BY_HAND, partial(fitted, seed=seed, **choices), lr=lr, closure=True)
 
     def rates(self, peer: Peer) -> list[float]:
         """Learning rates to try, the middle one first; LBFGS, which has a line search, needs only one.
@@ -71,6 +76,11 @@ class Problem:
             usual, three = (0.1, self.plain) if peer.plain else (1e-3, self.adaptive)
         low, middle, high = (float(f"{rate * peer.lr / usual:.3g}") for rate in three)
         return [middle, low, high]
+
+
+def usual(seed: int) -> Peer:
+    """PSGD as it comes: with curvature from finite differences."""
+    return Peer("PSGD", partial(fitted, seed=seed), lr=FiniteDifference.lr, closure=True)
 
 
 def fitted(params: list[Tensor], hidden: list[Tensor], lr: float, **options: Any) -> Steps:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from psgd import PSGD, Affine
+import psgd
 from psgd.experiments import digits, mnist
 
 #: images of all ranks together; many numbers of ranks divide it
@@ -42,7 +42,7 @@ def main() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     images, labels, test_images, test_labels = data(arguments.data, device)
     model = DistributedDataParallel(digits.network([100], torch.Generator().manual_seed(0)).to(device))
-    optimizer = PSGD(Affine.groups(model), lr=0.5, blocks=Affine(), max_norm=1.0, shard=dist.group.WORLD)
+    optimizer = psgd.newton(model, shard=dist.group.WORLD)
 
     # After its first gradient DistributedDataParallel puts gradients in another order, and three ranks or more round
     # their sums in another way then. That is to happen here, and not after the first step of each resumed run.

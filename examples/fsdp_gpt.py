@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
-from psgd import PSGD, Whitening
+import psgd
 from psgd.bench.gpt import GPT, Shape, Text
 
 #: where a text is looked for if none is given; the last is always there
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=50, metavar="STEPS")
     parser.add_argument("--fail-at", type=int, metavar="STEP", help="end one rank there, once")
     parser.add_argument("--text", type=Path, metavar="FILE", help="else tinyshakespeare.txt, else this program")
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--lr", type=float, default=1e-3)
     arguments = parser.parse_args()
 
     device = start()
@@ -51,7 +51,7 @@ def main() -> None:
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = PSGD(model.parameters(), arguments.lr, probe=Whitening(), weight_decay=0.1)
+    optimizer = psgd.whiten(model, arguments.lr, weight_decay=0.1)
 
     first = resume(arguments.checkpoints, model, optimizer)
     for step in range(first, arguments.steps):

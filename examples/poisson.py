@@ -4,8 +4,8 @@
 
 ``−u″ = f`` on [−1, 1] with ``u(±1) = 0``, for a solution that is a slow wave and a fast one. The loss is the mean
 square of ``u″ + f`` at 129 fixed points: smooth, without noise, and badly conditioned, as the second derivative weighs
-a wave by the square of its frequency. So it is the ground of L-BFGS; Adam and PSGD are made for noisy losses. All are
-compared after the same number of gradients, of which PSGD takes two in a step.
+a wave by the square of its frequency. So it is the ground of L-BFGS; Adam and PSGD are made for noisy losses too. All
+are compared after the same number of gradients, of which PSGD takes two in a step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from psgd import PSGD, Affine
+import psgd
 
 HIDDEN = 32
 #: gradients between two looks at the error
@@ -63,7 +63,7 @@ def optimizer_of(name: str, model: nn.Module) -> torch.optim.Optimizer:
     if name == "L-BFGS":
         options = {"max_iter": 20, "history_size": 100, "tolerance_grad": 0.0, "tolerance_change": 0.0}
         return torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe", **options)
-    return PSGD(Affine.groups(model), lr=0.5, blocks=Affine(), max_norm=1.0)
+    return psgd.newton(model)
 
 
 def train(name: str, gradients: int, seed: int) -> tuple[nn.Module, list[tuple[int, float, float, float]]]:

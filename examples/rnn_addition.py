@@ -70,7 +70,6 @@ def optimizer_of(name: str, model: nn.Module) -> torch.optim.Optimizer:
         blocks=Affine(),
         preconditioner=Kronecker(inverse_free=False),  # triangular factors, as in the paper
         precond_lr=0.1,
-        momentum=0.9,
         max_norm=0.05,  # short steps: on the plateau gradients are mostly noise
     )
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
 
-from psgd import PSGD, Whitening
+import psgd
 
 STEPS, SWA_FROM = 100, 60
 
@@ -37,7 +37,7 @@ def main(lr: float = 0.01) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, 1))
     before = loss_of_all(model)
-    optimizer = PSGD(model.parameters(), lr=lr, probe=Whitening())
+    optimizer = psgd.whiten(model, lr)
     schedule = SWALR(optimizer, swa_lr=lr / 3, anneal_epochs=10)
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.95))
     swa = AveragedModel(model)

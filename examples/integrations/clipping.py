@@ -13,7 +13,7 @@ import sys
 import torch
 from torch import Tensor, nn
 
-from psgd import PSGD, FiniteDifference, Whitening
+import psgd
 
 
 def data(step: int) -> tuple[Tensor, Tensor]:
@@ -28,7 +28,7 @@ def loss_of(model: nn.Module, step: int) -> Tensor:
 
 def clipped_gradients(model: nn.Module, lr: float) -> None:
     # max_rms limits the step of each tensor, before lr; 1.1 is the default with Whitening.
-    optimizer = PSGD(model.parameters(), lr=lr, probe=Whitening(), max_rms=1.1)
+    optimizer = psgd.whiten(model, lr, max_rms=1.1)
     for step in range(80):
         optimizer.zero_grad()
         loss_of(model, step).backward()
@@ -38,7 +38,7 @@ def clipped_gradients(model: nn.Module, lr: float) -> None:
 
 def limited_steps(model: nn.Module, lr: float) -> None:
     # max_norm limits the step of all tensors together, before lr.
-    optimizer = PSGD(model.parameters(), lr=lr, probe=FiniteDifference(), max_norm=1.0)
+    optimizer = psgd.newton(model, lr, max_norm=1.0)
     for step in range(80):
 
         def closure(step: int = step) -> Tensor:

@@ -13,7 +13,7 @@ import sys
 import torch
 from torch import nn
 
-from psgd import PSGD, Whitening
+import psgd
 
 
 def main(lr: float = 0.01) -> None:
@@ -24,7 +24,7 @@ def main(lr: float = 0.01) -> None:
     before = nn.functional.mse_loss(model(x), y).item()
 
     compiled = torch.compile(model)
-    optimizer = PSGD(model.parameters(), lr=lr, probe=Whitening())
+    optimizer = psgd.whiten(model, lr)
     for step in range(100):
         part = slice(step * 64 % 512, step * 64 % 512 + 64)
         optimizer.zero_grad()

@@ -14,7 +14,7 @@ import sys
 import torch
 from torch import Tensor, nn
 
-from psgd import PSGD, FiniteDifference, Whitening
+import psgd
 
 #: also "cuda"; bfloat16 needs no scaling, float16 does
 DEVICE, DTYPE = "cpu", torch.bfloat16
@@ -38,7 +38,7 @@ def loss_of(model: nn.Module, step: int) -> Tensor:
 
 
 def with_scaler(model: nn.Module, lr: float) -> None:
-    optimizer = PSGD(model.parameters(), lr=lr, probe=Whitening())
+    optimizer = psgd.whiten(model, lr)
     scaler = torch.amp.GradScaler(DEVICE)
     for step in range(80):
         optimizer.zero_grad()
@@ -51,8 +51,8 @@ def with_scaler(model: nn.Module, lr: float) -> None:
 
 def with_closure(model: nn.Module, lr: float) -> None:
     # Differences over what the dtype of autocast can tell apart.
-    probe = FiniteDifference(std=torch.finfo(DTYPE).eps ** 0.5)
-    optimizer = PSGD(model.parameters(), lr=lr, probe=probe, max_norm=1.0)
+    probe = psgd.FiniteDifference(module=model, std=torch.finfo(DTYPE).eps ** 0.5)
+    optimizer = psgd.newton(model, lr, probe=probe, max_norm=1.0)
     for step in range(80):
 
         def closure(step: int = step) -> Tensor:

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, SequentialLR
 
-from psgd import PSGD, Whitening
+import psgd
 
 STEPS, WARM_UP = 80, 10
 
 
-def warm_up_then_cosine(optimizer: PSGD) -> SequentialLR:
+def warm_up_then_cosine(optimizer: psgd.PSGD) -> SequentialLR:
     warm_up = LambdaLR(optimizer, lambda step: (step + 1) / WARM_UP)
     return SequentialLR(optimizer, [warm_up, CosineAnnealingLR(optimizer, STEPS - WARM_UP)], [WARM_UP])
 
@@ -41,7 +41,7 @@ def main(lr: float = 0.01) -> None:
     for name, make in SCHEDULES.items():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
-        optimizer = PSGD(model.parameters(), lr=lr, probe=Whitening())
+        optimizer = psgd.whiten(model, lr)
         schedule = make(optimizer, lr)
         before = nn.functional.mse_loss(model(x), y).item()
         for step in range(STEPS):

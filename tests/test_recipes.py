@@ -8,7 +8,7 @@ from torch import nn
 
 import psgd
 from psgd import PSGD, Affine, Dense, FiniteDifference, Kronecker, Whitening
-from psgd.recipes import MAX_DENSE_ON_CPU, param_groups
+from psgd.recipes import param_groups
 
 BOTH = pytest.mark.parametrize("make", [psgd.whiten, psgd.newton], ids=["whiten", "newton"])
 
@@ -36,19 +36,20 @@ def names(optimizer: PSGD) -> list[list[str]]:
 def test_biases_and_norms_do_not_decay_and_each_level_of_a_recurrent_layer_is_one_block(make):
     optimizer = make(Model(), weight_decay=0.1)
     assert names(optimizer) == [
-        ["embed.weight"],
         ["norm.weight", "norm.bias", "head.bias"],
         ["lstm.weight_ih_l0", "lstm.weight_hh_l0", "lstm.bias_ih_l0", "lstm.bias_hh_l0"],
         ["lstm.weight_ih_l1", "lstm.weight_hh_l1", "lstm.bias_ih_l1", "lstm.bias_hh_l1"],
+        ["embed.weight"],
     ]
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0, 0.1, 0.1]
-    assert [type(group.get("blocks")) for group in optimizer.param_groups] == [type(None), type(None), Affine, Affine]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0, 0.1, 0.1, 0.1]
+    assert [group.get("blocks") for group in optimizer.param_groups] == [None, Affine(), Affine(), None]
+    assert optimizer.param_groups[3]["preconditioner"] == Kronecker(max_dense=6)  # a diagonal factor for the rows
     assert sum(len(stack.blocks) for stack in optimizer.stacks) == 1 + 3 + 2
 
 
 @BOTH
 def test_without_decay_there_is_one_group_beside_recurrent_layers(make):
-    assert len(make(Model()).param_groups) == 3
+    assert len(make(Model()).param_groups) == 4
     assert len(make(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))).param_groups) == 1
 
 
@@ -64,7 +65,7 @@ def test_frozen_parameters_are_left_out(make):
 @BOTH
 def test_probe_structure_and_numbers(make):
     optimizer = make(nn.Linear(3, 4))
-    assert optimizer.preconditioner == Kronecker(max_dense=MAX_DENSE_ON_CPU)
+    assert optimizer.preconditioner == Kronecker()
     kind, lr = (Whitening, 0.001) if make is psgd.whiten else (FiniteDifference, 0.5)
     assert isinstance(optimizer.probe, kind)
     assert optimizer.param_groups[0]["lr"] == lr
@@ -75,8 +76,25 @@ def test_probe_structure_and_numbers(make):
 
 
 @BOTH
-def test_a_model_on_another_device_has_longer_dense_factors(make):
-    assert make(nn.Linear(3, 4, device="meta")).preconditioner == Kronecker()
+def test_with_long_axes_on_a_cpu_updates_become_rare(make):
+    def schedule(model: nn.Module, **options) -> tuple[int, int]:
+        (group,) = make(model, **options).param_groups
+        return group["update_every"], group["update_anneal"]
+
+    assert schedule(nn.Linear(300, 4, bias=False)) == (10, 100)
+    assert schedule(nn.Linear(256, 4)) == (1, 0)
+    assert schedule(nn.Linear(300, 4, bias=False), max_dense=256) == (1, 0)
+    assert schedule(nn.Linear(300, 4, bias=False), update_every=3) == (3, 0)
+    assert schedule(nn.Linear(300, 4, bias=False), preconditioner=Dense()) == (1, 0)
+    assert schedule(nn.Linear(300, 4, bias=False, device="meta")) == (1, 0)
+    assert schedule(nn.Embedding(300, 4)) == (1, 0)
+
+
+@BOTH
+def test_embeddings_with_more_columns_than_rows_are_ordinary(make):
+    assert names(make(nn.Embedding(4, 9))) == [["weight"]]
+    assert "preconditioner" not in make(nn.Embedding(4, 9)).param_groups[0]
+    assert "preconditioner" not in make(nn.Embedding(9, 4), preconditioner=Dense()).param_groups[0]
 
 
 @BOTH

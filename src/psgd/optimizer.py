@@ -55,7 +55,7 @@ class PSGD(Optimizer):
             others 0.03 or, with ``Whitening``, 0.01
         precond_boost: factor of ``precond_lr`` in the first 150 updates of ``Q``, which then falls to 1 in proportion
             to their number. If ``precond_lr`` is left to the optimizer, it is by default 6 for inverse-free factors, 3
-            for these with ``Whitening``, and 10 for others; else 1.
+            for these with ``Whitening``, and 5 for others; else 1.
         precond_dtype: dtype of ``Q`` and of the products with it, such as ``torch.bfloat16``; by default that of the
             parameters, but at least float32
         normalize: normalisation of the step of ``Q``: ``MaxAbs`` (the default), ``MaxDiag`` or ``Spectral``;
@@ -237,7 +237,7 @@ class PSGD(Optimizer):
                     )
                 if d is None:  # d = QᵀQ m
                     d = bucket.precondition(m, own["update_every"] > 1, room)
-                directions.append(bucket.direction(d, own["max_rms"], own["clip_steps"], fits, ok, room))
+                directions.append(bucket.direction(d, own["max_rms"], own["clip_steps"], limit, fits, ok, room))
         motion = Motion(work.buckets, directions, work.groups, self._ranks.length)  # lr, less for max_rms and max_norm
         ok_everywhere = self._agree([*work.ok.values(), *motion.is_finite()])
         for device, count in self._store.skipped.items():
@@ -288,7 +288,7 @@ class PSGD(Optimizer):
         compare("check_replicas", all_facts, "PSGD wants replicas to be the same", None, group, store.params[0].device)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, at any time; they start from ``Q = I``, with a structure and blocks of their own if given."""
+        """Add parameters, at any time, with a structure and blocks of their own if given."""
         index = len(self.param_groups)
         where = f" in param group {index}"
         for_all = [name for name in self._choice_names if name not in Choices._fields]

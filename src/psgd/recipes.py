@@ -13,8 +13,10 @@ from .groups import Kronecker
 from .optimizer import PSGD
 from .probes import FiniteDifference, Whitening
 
-#: longest axis with a dense factor on a CPU, where its products would take longer than the gradient of most models
-MAX_DENSE_ON_CPU = 256
+#: longest axis whose dense factor is updated at every step on a CPU; with longer ones, updates become rare
+SHORT = 256
+#: what then is told to PSGD: after 100 steps, one update of ``Q`` in ten
+RARELY = {"update_every": 10, "update_anneal": 100}
 
 
 def whiten(
@@ -22,7 +24,7 @@ def whiten(
     lr: float | Tensor | None = None,
     *,
     weight_decay: float = 0.0,
-    max_dense: int | None = None,
+    max_dense: int = 2048,
     **options: Any,
 ) -> PSGD:
     """Optimizer that whitens gradients, in place of ``torch.optim.AdamW(model.parameters(), …)``.
@@ -34,8 +36,10 @@ def whiten(
         lr: learning rate; by default 0.001
         weight_decay: decoupled weight decay of matrices and larger arrays; biases and the scales of normalisations have
             none, except for the biases of recurrent layers, which are one block with the weights
-        max_dense: longest axis with a dense factor, see ``Kronecker``; by default 256 on a CPU and 2048 elsewhere
-        options: further options of ``PSGD``
+        max_dense: longest axis with a dense factor, see ``Kronecker``. The rows of an embedding have a diagonal factor
+            if there are more of them than columns.
+        options: further options of ``PSGD``. If the model is on a CPU and has axes longer than 256 with dense factors,
+            ``update_every`` is 10 by default, and ``update_anneal`` 100.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Linear(8, 2))
@@ -43,8 +47,7 @@ def whiten(
     >>> [(len(group["params"]), group["weight_decay"]) for group in optimizer.param_groups]
     [(2, 0.1), (4, 0.0)]
     """
-    groups = param_groups(model, weight_decay)
-    return PSGD(groups, lr, **{"probe": Whitening(), "preconditioner": _structure(model, max_dense), **options})
+    return _optimizer(model, lr, weight_decay, max_dense, {"probe": Whitening(), **options})
 
 
 def newton(
@@ -52,7 +55,7 @@ def newton(
     lr: float | Tensor | None = None,
     *,
     weight_decay: float = 0.0,
-    max_dense: int | None = None,
+    max_dense: int = 2048,
     **options: Any,
 ) -> PSGD:
     """Optimizer that is fitted to curvature, with a closure as for ``torch.optim.LBFGS``: ``optimizer.step(closure)``.
@@ -83,33 +86,71 @@ def newton(
     >>> loss.item() < 1e-6
     True
     """
-    groups = param_groups(model, weight_decay)
-    chosen = {"probe": FiniteDifference(module=model), "preconditioner": _structure(model, max_dense), **options}
-    return PSGD(groups, lr, **chosen)
+    _check(model)
+    return _optimizer(model, lr, weight_decay, max_dense, {"probe": FiniteDifference(module=model), **options})
 
 
-def param_groups(model: nn.Module, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-    """Param groups of a model: what decays, what does not, and each level of a recurrent layer as one block.
+def _optimizer(
+    model: nn.Module, lr: float | Tensor | None, weight_decay: float, max_dense: int, options: dict[str, Any]
+) -> PSGD:
+    own_structure = "preconditioner" in options
+    groups = param_groups(model, weight_decay, None if own_structure else max_dense)
+    structure = Kronecker(max_dense=max_dense)
+    usual: dict[str, Any] = {"preconditioner": structure}
+    if not own_structure and "update_every" not in options and _costs_much(groups, structure):
+        usual |= RARELY
+    return PSGD(groups, lr, **{**usual, **options})
+
+
+def param_groups(model: nn.Module, weight_decay: float = 0.0, max_dense: int | None = None) -> list[dict[str, Any]]:
+    """Param groups of a model: what decays, what does not, and apart from these recurrent layers and embeddings.
+
+    Each level of a recurrent layer is one block.
 
     Args:
         model: the model; parameters that are frozen are left out
         weight_decay: weight decay of matrices, larger arrays and recurrent layers
+        max_dense: longest axis with a dense factor, for embeddings with more rows than columns; None leaves them with
+            the others
     """
     _check(model)
-    cells = list(_recurrent(model))
-    taken = {p for group in cells for _, p in group["params"]}
+    special = list(_recurrent(model))
+    if max_dense is not None:
+        special += _embeddings(model, max_dense)
+    taken = {p for group in special for _, p in group["params"]}
     rest = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p not in taken]
     if weight_decay:
         decaying = [(name, p) for name, p in rest if p.ndim >= 2]
         others = [(name, p) for name, p in rest if p.ndim < 2]
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": decaying, "weight_decay": weight_decay},
             {"params": others, "weight_decay": 0.0},
         ]
     else:
         groups = [{"params": rest}]
     groups = [group for group in groups if group["params"]]
-    return [*groups, *({**group, "weight_decay": weight_decay, "blocks": Affine()} for group in cells)]
+    return groups + [{**group, "weight_decay": weight_decay} for group in special]
+
+
+def _embeddings(model: nn.Module, max_dense: int) -> list[dict[str, Any]]:
+    """Param groups of embeddings, one for each width: a mini-batch shows few rows, too few for what couples them."""
+    groups: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, p in model.named_parameters():
+        owner = model.get_submodule(name.rpartition(".")[0])
+        if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and p.requires_grad and p.shape[1] < p.shape[0]:
+            groups.setdefault(min(p.shape[1], max_dense), []).append((name, p))
+    return [{"params": named, "preconditioner": Kronecker(max_dense=width)} for width, named in groups.items()]
+
+
+def _costs_much(groups: list[dict[str, Any]], usual: Kronecker) -> bool:
+    """Whether updates of ``Q`` at every step would take longer than the gradients of most models: on a CPU alone."""
+    for group in groups:
+        structure = group.get("preconditioner", usual)
+        for _, p in group["params"]:
+            dense = [n for n in p.shape if SHORT < n <= structure.max_dense and n * n <= structure.max_skew * p.numel()]
+            if dense and p.device.type == "cpu":
+                return True
+    return False
 
 
 def _recurrent(model: nn.Module) -> Iterator[dict[str, Any]]:
@@ -119,14 +160,7 @@ def _recurrent(model: nn.Module) -> Iterator[dict[str, Any]]:
             for group in Affine.groups(child):
                 named = [(f"{prefix}.{name}".lstrip("."), p) for name, p in group["params"]]
                 if all(p.requires_grad for _, p in named):
-                    yield {"params": named}
-
-
-def _structure(model: nn.Module, max_dense: int | None) -> Kronecker:
-    if max_dense is None:
-        on_cpu = all(p.device.type == "cpu" for p in model.parameters())
-        return Kronecker(max_dense=MAX_DENSE_ON_CPU) if on_cpu else Kronecker()
-    return Kronecker(max_dense=max_dense)
+                    yield {"params": named, "blocks": Affine()}
 
 
 def _check(model: Any) -> None:

@@ -64,7 +64,7 @@ def direction_of(
     ]
     length = torch.as_tensor(lengths, dtype=bucket.dtype, device=bucket.device)
     d = Preconditioned(arrays, length, divisor)
-    return bucket.direction(d, max_rms, math.inf, True, YES, Room(bucket))
+    return bucket.direction(d, max_rms, math.inf, None, True, YES, Room(bucket))
 
 
 def store_of(*groups: Sequence[nn.Parameter], structure: Structure = Kronecker(), **numbers: Any) -> Store:

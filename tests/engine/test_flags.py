@@ -172,6 +172,7 @@ EXTREMES = [*((size, False) for size in SIZES), (1e30, True), (0.0, True)]
 @pytest.mark.slow
 @structures
 @probes
+@pytest.mark.filterwarnings("ignore:PSGD skipped:psgd.PSGDWarning")
 @pytest.mark.parametrize(("size", "rank_one"), EXTREMES)
 def test_extreme_gradients_do_no_lasting_harm(structure, probe, size, rank_one):
     """A while of gradients far from one, then an ordinary problem: it is solved as by a new optimizer."""

@@ -31,6 +31,16 @@ def test_lengths_grow_in_proportion_to_the_number_of_steps():
     assert 50 < taken[-1] < 200
 
 
+def test_a_limited_gradient_lets_the_average_go():
+    total, count, half = torch.tensor([100.0]), torch.tensor([100.0]), torch.tensor([0.5])
+    long = torch.tensor([1e6])
+    for _ in range(8):
+        factor, total, count = limits.of_steps(long, total, count, 2.0, YES, half)
+        assert float(factor * long) == pytest.approx(2.0)  # neither an outlier nor what follows is let through
+        assert float(total / count) == pytest.approx(1.0)
+    assert limits.of_steps(long, total, count, 2.0, YES)[0] == 1  # it was no outlier
+
+
 def test_zeros_before_do_not_forbid_a_step():
     assert of_steps([0.0, 0.0, 3.0]) == [0.0, 0.0, 3.0]
 

@@ -356,4 +356,4 @@ def test_damping_bounds_p_where_there_is_no_curvature(slope: float):
     if slope:  # the scale is that of the largest changes, which vary from pair to pair
         assert 1 / 6 * 1e1 < P[1, 1].item() < 1 / 6 * 1e4
     else:  # a parameter without a gradient says nothing
-        assert P[1, 1].item() == pytest.approx(1.0, rel=0.5)
+        assert 1 / 6 / 3 < P[1, 1].item() < 1 / 6 * 3  # where it started, from the pair of both

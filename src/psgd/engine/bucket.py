@@ -165,7 +165,14 @@ class Bucket:
         return Preconditioned(d.arrays, d.length.to(self.dtype) / m.weight, m.weight)
 
     def direction(
-        self, d: Preconditioned, max_rms: float, clip_steps: float, fitted: bool, ok: Tensor, room: Room
+        self,
+        d: Preconditioned,
+        max_rms: float,
+        clip_steps: float,
+        gradient: Tensor | None,
+        fitted: bool,
+        ok: Tensor,
+        room: Room,
     ) -> Direction:
         """``P m`` with its limits and the buffer it lies in.
 
@@ -174,6 +181,7 @@ class Bucket:
             max_rms: largest root mean square of a block; that of a slice along an axis with a diagonal factor, such as
                 the row of an embedding, may be ``SLICE`` times as large
             clip_steps: largest ratio of a length to the average of those before, see ``limits.of_steps``
+            gradient: factor that limited the gradient of each block, or None
             fitted: whether ``Q`` was updated in this step
             ok: whether the step is taken
             room: where the result was to be
@@ -187,7 +195,7 @@ class Bucket:
             buffer = None  # a group that ignored where the result was to be
         limit = self.limit_rms(length, max_rms)
         if clip_steps < math.inf:
-            limit = limit * self._limit_steps_(length * limit, clip_steps, fitted, ok)
+            limit = limit * self._limit_steps_(length * limit, clip_steps, gradient, fitted, ok)
         return Direction(d.arrays, length, d.divisor, limit=limit, buffer=buffer)
 
     def _limit_slices_(self, d: Preconditioned, length: Tensor, most: float) -> Tensor:
@@ -204,10 +212,10 @@ class Bucket:
             ]
         )
 
-    def _limit_steps_(self, length: Tensor, most: float, fitted: bool, ok: Tensor) -> Tensor:
+    def _limit_steps_(self, length: Tensor, most: float, gradient: Tensor | None, fitted: bool, ok: Tensor) -> Tensor:
         """Factor that limits the step of each block, see ``limits.of_steps``."""
         total, count = self._lengths("step_total"), self._lengths("step_count")
-        limit, total, count = limits.of_steps(length, total, count, most, ok, fitted)
+        limit, total, count = limits.of_steps(length, total, count, most, ok, gradient, fitted)
         self._set_lengths(step_total=total, step_count=count)
         return limit
 

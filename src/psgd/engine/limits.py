@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-#: factor by which the length of the longest recent gradient fades in a step
+#: factor by which the length of the longest recent gradient fades in a step, and older steps count less in an average
 FADING = 0.99
-#: factor by which older steps count less in the average of their lengths
-FORGETTING = 0.999
 
 
 def of_gradients(lengths: Tensor, longest: Tensor, most: float, ok: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,13 +30,23 @@ def of_gradients(lengths: Tensor, longest: Tensor, most: float, ok: Tensor) -> t
 
 
 def of_steps(
-    lengths: Tensor, total: Tensor, count: Tensor, most: float, ok: Tensor, fitted: bool = True
+    lengths: Tensor,
+    total: Tensor,
+    count: Tensor,
+    most: float,
+    ok: Tensor,
+    gradient: Tensor | None = None,
+    fitted: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Factor for each block that makes its step at most ``most`` times as long as they have been on average.
 
-    A step that is shortened to twice the average of ``n`` steps raises that by a factor of ``1 + 1/n``. So lengths can
-    grow in proportion to the number of steps, which is enough for a ``P`` that is still too small, and not
-    exponentially, as they would where ``P`` is wrong and every step makes it worse.
+    A step that is shortened to twice the average of ``n`` steps raises that by a factor of ``1 + 1/n``, where ``n`` is
+    at most 100. So lengths can grow in proportion to the number of steps at first, and later by one percent in a step,
+    which is enough for a ``P`` that is still too small. Where ``P`` is wrong and every step makes it worse, it would
+    otherwise double them. Steps too short to move anything are not counted.
+
+    A gradient that had to be limited, too, is an outlier, or the loss is another one now: its step does not count, and
+    those before count half. After eight of them the average starts anew.
 
     Args:
         lengths: length of the step of each block
@@ -46,15 +54,21 @@ def of_steps(
         count: number of these; both fade slowly
         most: largest ratio
         ok: whether the step is taken
+        gradient: factor that limited the gradient of each block, or None
         fitted: whether ``Q`` was updated in this step. The first step of a block waits for that: before, ``P`` is the
             identity, and steps are of any size.
 
     Returns:
         the factors, and the new sum and number
     """
-    factor = (most * total / (count * lengths)).clamp_(max=1).masked_fill_(count == 0, float(fitted))
-    counted = ok & (lengths > 0) & (lengths < torch.inf)
+    new = count < 0.5
+    factor = (most * total / (count * lengths)).clamp_(max=1).masked_fill_(new, float(fitted))
+    counted = ok & (lengths > torch.finfo(lengths.dtype).eps ** 2) & (lengths < torch.inf)
     if not fitted:
-        counted = counted & (count > 0)
-    total = torch.where(counted, FORGETTING * total + lengths * factor, total)
-    return factor, total, torch.where(counted, FORGETTING * count + 1, count)
+        counted = counted & ~new
+    share = counted.to(lengths.dtype) * (FADING - 1) + 1
+    if gradient is not None:
+        limited = ok & (gradient < 1)
+        counted, share = counted & ~limited, torch.where(limited, 0.5, share)
+    total = share * total + torch.where(counted, lengths * factor, 0.0)
+    return factor, total, share * count + counted

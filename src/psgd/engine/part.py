@@ -110,10 +110,17 @@ class MostOfBucket(Bucket):
             _put_(kept)
 
     def direction(
-        self, d: Preconditioned, max_rms: float, clip_steps: float, fitted: bool, ok: Tensor, room: Room
+        self,
+        d: Preconditioned,
+        max_rms: float,
+        clip_steps: float,
+        gradient: Tensor | None,
+        fitted: bool,
+        ok: Tensor,
+        room: Room,
     ) -> Direction:
         """Blocks that rest have directions of length zero, which nobody applies."""
-        direction = super().direction(d, max_rms, clip_steps, fitted, ok, room)
+        direction = super().direction(d, max_rms, clip_steps, gradient, fitted, ok, room)
         direction.length = torch.where(self._among.has_gradient, direction.length, 0.0)
         direction.limit = torch.where(self._among.has_gradient, direction.limit, 1.0)
         return direction

@@ -26,8 +26,8 @@ class Whitening(Probe):
     It fits the ordinary loop, ``loss.backward(); optimizer.step()``; a closure may be given but is not needed, and as
     with torch's optimizers the gradients are those that are there after it, or none. There is
     no secant equation between ``v`` and ``g``: the criteria ``c1`` and ``c2`` have nothing to fit here, and are
-    refused. Whitened gradients do not become smaller near a minimum, so the learning rate should: 0.003 is a good
-    start, and for large models 0.0006.
+    refused. Whitened gradients do not become smaller near a minimum, so the learning rate should: 0.001 is a good
+    start, and for large transformers 0.0005.
 
     Args:
         of_average: whiten the average of the gradients, which is what a step with momentum preconditions, instead of

@@ -8,7 +8,7 @@ DOCS_INSTALLED := $(VENV)/.installed-docs
 .PHONY: help demo reproduce docs check test test-integrations lint dist clean
 
 help:
-	@echo "make demo               set up .venv and train the paper's zebra-stripe classifier with SGD and with PSGD"
+	@echo "make demo               set up .venv and train the paper's zebra-stripe classifier with SGD, Adam and PSGD"
 	@echo "make check              the inner loop, under 90 seconds: style, types, and the tests that catch most"
 	@echo "make test               set up .venv, check style and types, run the tests"
 	@echo "make test-integrations  tests for Lightning, Transformers, Accelerate and torch.compile, which it installs"

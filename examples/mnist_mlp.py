@@ -30,7 +30,6 @@ OPTIMIZERS = {
     "Adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.002),
     "PSGD": lambda model: psgd.whiten(
         model,
-        max_dense=2048,  # many pixels are alike: a dense factor of 784 × 784, which is left out on a CPU, pays here
         update_every=20,  # P hardly changes any more after a while, and its updates are what takes the time
         update_anneal=100,
     ),

@@ -127,7 +127,7 @@ def test_defaults_of_whitening_are_for_everyday_training():
 
 
 def test_defaults_of_triangular_factors():
-    explicit = run(preconditioner=TRIANGULAR, precond_lr=0.03, precond_boost=5.0, normalize=MaxAbs())
+    explicit = run(preconditioner=TRIANGULAR, precond_lr=0.05, precond_boost=3.0, normalize=MaxAbs())
     assert same(run(preconditioner=TRIANGULAR), explicit)
 
 

@@ -307,7 +307,7 @@ MUTANTS = [
         "groups/kronecker.py",
         "test_optimizer.py::test_defaults_are_spelled_out "
         "test_optimizer.py::test_defaults_of_whitening_are_for_everyday_training",
-        ("whitening has no boost", "return 3.0 if whitening", "return 1.0 if whitening"),
+        ("whitening has no boost", "not whitening else 3.0", "not whitening else 1.0"),
     ),
     *of(
         "groups/kronecker.py",

@@ -52,10 +52,10 @@ class PSGD(Optimizer):
         probe: source of the pairs that ``P`` is fitted to: ``FiniteDifference``, ``HessianVector`` or ``Whitening``
         blocks: rule for which parameters share a ``Q``: ``PerTensor``, ``Joint`` or ``Affine``
         precond_lr: normalised step size of ``Q``, between 0 and 1; by default 0.1 for inverse-free factors, and for
-            others 0.03 or, with ``Whitening``, 0.01
+            others 0.05 or, with ``Whitening``, 0.01
         precond_boost: factor of ``precond_lr`` in the first 150 updates of ``Q``, which then falls to 1 in proportion
-            to their number. If ``precond_lr`` is left to the optimizer, it is by default 6 for inverse-free factors, 3
-            for these with ``Whitening``, and 5 for others; else 1.
+            to their number. If ``precond_lr`` is left to the optimizer, it is by default 3, and 6 for inverse-free
+            factors that are fitted to curvature; else 1.
         precond_dtype: dtype of ``Q`` and of the products with it, such as ``torch.bfloat16``; by default that of the
             parameters, but at least float32
         normalize: normalisation of the step of ``Q``: ``MaxAbs`` (the default), ``MaxDiag`` or ``Spectral``;

@@ -129,7 +129,7 @@ class TestStreams:
         captured = capsys.readouterr()
         found = json.loads(captured.out)
         assert (found["iterations"], found["seed"], found["figure"]) == (3, 0, "demo/zebra.png")
-        assert [run["name"] for run in found["runs"]] == ["SGD", "PSGD"]
+        assert [run["name"] for run in found["runs"]] == ["PSGD", "SGD", "Adam"]
         for run in found["runs"]:
             assert run["curve"] == {"iterations": [3], "losses": [run["loss"]]}
             assert 0 < run["error_rate"] < 1
@@ -313,7 +313,7 @@ def test_demo_hands_on_its_options(monkeypatch, capsys):
 
     monkeypatch.setattr(zebra_demo, "demo", stop)
     cli.main(["demo", "--iterations", "12", "--seed", "34"])
-    assert asked == {"iterations": 12, "seed": 34}
+    assert asked == {"iterations": 12, "seed": 34, "paper": False}
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,10 @@ def test_step_sizes_of_Q_are_those_of_the_structure_unless_given():
         return [(group["precond_lr"], group["precond_boost"]) for group in optimizer.param_groups]
 
     dense, inverse_free = {"preconditioner": Dense()}, {"preconditioner": Kronecker(max_dense=0)}
-    assert steps_of_Q(dense) == [(0.1, 3.0), (0.01, 5.0)]
-    assert steps_of_Q(inverse_free, preconditioner=Dense()) == [(0.01, 5.0), (0.1, 3.0)]
+    assert steps_of_Q(dense) == [(0.1, 3.0), (0.01, 3.0)]
+    assert steps_of_Q(inverse_free, preconditioner=Dense()) == [(0.01, 3.0), (0.1, 3.0)]
     assert steps_of_Q(inverse_free, preconditioner=Dense(), precond_lr=0.2) == [(0.2, 1.0), (0.2, 1.0)]
-    assert steps_of_Q(dense, precond_boost=2.0) == [(0.1, 2.0), (0.01, 2.0)]
+    assert steps_of_Q(dense, precond_boost=2.0) == [(0.1, 2.0), (0.01, 3.0)]
     assert steps_of_Q({**inverse_free, "precond_lr": 0.3}) == [(0.1, 3.0), (0.3, 1.0)]
     assert steps_of_Q({**dense, "precond_boost": 4.0}) == [(0.1, 3.0), (0.01, 4.0)]
 
@@ -222,7 +222,7 @@ def test_repr_tells_them_apart():
     assert text.startswith(
         f"PSGD({Kronecker(max_dense=0)} or {Kronecker()} or Dense(), c3, FiniteDifference(), PerTensor() or Affine();"
     )
-    assert "precond_lr=0.1 or 0.03, " in text
+    assert "precond_lr=0.1 or 0.05, " in text
     assert "\n  group 0: (6, 4): diagonal 6 ⊗ diagonal 4, float32 on cpu" in text
     assert "\n  group 2: (1, 7): dense 7, float32 on cpu" in text
     assert "group" not in repr(PSGD([{"params": [torch.zeros(2)]}, {"params": [torch.zeros(2)]}]))

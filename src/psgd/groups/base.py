@@ -177,11 +177,11 @@ class Structure(ABC):
 
     def precond_lr(self, whitening: bool, size: int = 1) -> float:
         """Step size of ``Q`` where PSGD is not told otherwise, for blocks of at most ``size`` elements."""
-        return 0.01 if whitening else 0.03
+        return 0.01 if whitening else 0.05
 
     def precond_boost(self, whitening: bool) -> float:
         """Factor of that step size while ``Q`` is young, where PSGD is not told otherwise."""
-        return 5.0
+        return 3.0
 
     #: whether ``Q`` may be any matrix, so that it has room for all that one pair says
     universal: bool = False

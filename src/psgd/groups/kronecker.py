@@ -49,9 +49,7 @@ class Kronecker(Structure):
         return 0.1 if self.inverse_free else super().precond_lr(whitening, size)
 
     def precond_boost(self, whitening: bool) -> float:
-        if not self.inverse_free:
-            return super().precond_boost(whitening)
-        return 3.0 if whitening else 6.0
+        return 6.0 if self.inverse_free and not whitening else 3.0
 
     @property
     def exact_precond_lr(self) -> float:

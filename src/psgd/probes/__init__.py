@@ -1,6 +1,6 @@
 """Probes: sources of pairs ``(δθ, δg)``. A probe measures them, and fits ``Q`` to what it measured."""
 
-from .base import Average, Evaluation, Measured, Noise, Probe
+from .base import Average, Evaluation, Measured, Noise, Probe, start_
 from .closure_checks import ClosureChecks
 from .finite_difference import FiniteDifference
 from .hessian_vector import HessianVector
@@ -23,4 +23,5 @@ __all__ = [
     "Whitening",
     "is_due",
     "rate_of_Q",
+    "start_",
 ]

@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 import torch
 
-from psgd import PSGD, Whitening
+from psgd import PSGD, Whitening, newton
 from psgd.bench import panel, smooth
 from psgd.bench.panel import PROBLEMS
 
@@ -54,7 +54,7 @@ def test_a_value_changes_nothing(name):
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_every_method_takes_the_problem(name):
     problem = replace(PROBLEMS[name], evaluations=6)
-    for make in (adamw, lambda model, lr: PSGD(model.parameters(), lr)):
+    for make in (adamw, newton):
         run = panel.run(problem, make, 1e-4, target=-1.0)
         assert (run.reached, run.evaluations, run.finite) == (None, 6, True)
 

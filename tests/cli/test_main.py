@@ -131,12 +131,15 @@ class TestStreams:
         assert (found["iterations"], found["seed"], found["figure"]) == (3, 0, "demo/zebra.png")
         assert [run["name"] for run in found["runs"]] == ["PSGD", "SGD", "Adam"]
         for run in found["runs"]:
-            assert run["curve"] == {"iterations": [3], "losses": [run["loss"]]}
+            curve = run["curve"]
+            assert [curve[name][0] for name in ("iterations", "losses")] == [3, run["loss_after_iterations"]]
+            assert curve["losses"][-1] == run["loss"]
+            assert curve["seconds"][-1] == run["seconds"]
             assert 0 < run["error_rate"] < 1
         assert "3 of 3 mini-batches" in captured.err
         assert cli.main(["demo", "--iterations", "3", "--json", "--quiet"]) == 0
         captured = capsys.readouterr()
-        assert json.loads(captured.out)["runs"][1]["loss"] == found["runs"][1]["loss"]
+        assert json.loads(captured.out)["runs"][0]["loss"] == found["runs"][0]["loss"]
         assert captured.err == ""
 
     def test_quiet_has_results_and_no_progress(self, capsys):

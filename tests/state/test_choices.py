@@ -64,7 +64,7 @@ def test_step_sizes_of_Q_are_those_of_the_structure_unless_given():
     assert steps_of_Q(dense) == [(0.1, 3.0), (0.01, 3.0)]
     assert steps_of_Q(inverse_free, preconditioner=Dense()) == [(0.01, 3.0), (0.1, 3.0)]
     assert steps_of_Q(inverse_free, preconditioner=Dense(), precond_lr=0.2) == [(0.2, 1.0), (0.2, 1.0)]
-    assert steps_of_Q(dense, precond_boost=2.0) == [(0.1, 2.0), (0.01, 3.0)]
+    assert steps_of_Q(dense, precond_boost=2.0) == [(0.1, 2.0), (0.01, 2.0)]
     assert steps_of_Q({**inverse_free, "precond_lr": 0.3}) == [(0.1, 3.0), (0.3, 1.0)]
     assert steps_of_Q({**dense, "precond_boost": 4.0}) == [(0.1, 3.0), (0.01, 4.0)]
 

@@ -148,3 +148,63 @@ def test_groups_are_those_of_the_model():
     model = Model()
     params = [p for group in param_groups(model, 0.1) for _, p in group["params"]]
     assert len(params) == len(set(params)) == len(list(model.parameters()))
+
+
+@BOTH
+def test_parameters_are_added_without_names(make):
+    optimizer, more = make(nn.Linear(2, 3)), nn.Linear(3, 2)
+    optimizer.add_param_group({"params": more.parameters()})
+    optimizer.add_param_group({"params": nn.Linear(2, 2).named_parameters()})
+    assert names(optimizer)[1:] == [["group 1, parameter 0", "group 1, parameter 1"], ["weight", "bias"]]
+
+
+@BOTH
+def test_unusual_models(make):
+    class Scaled(nn.Embedding):
+        def __init__(self) -> None:
+            super().__init__(9, 4)
+            self.scale = nn.Parameter(torch.tensor(1.0))
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.GRU(4, 4), nn.GRU(4, 4)
+            self.b.weight_hh_l0 = self.a.weight_hh_l0
+
+    class HeadFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.embed = nn.Linear(4, 9, bias=False), nn.Embedding(9, 4)
+            self.embed.weight = self.head.weight
+
+    assert names(make(Scaled())) == [["scale"], ["weight"]]
+    found = [name for group in names(make(Shared())) for name in group]
+    assert len(found) == len(set(found)) == 7
+    assert make(HeadFirst()).param_groups[0]["preconditioner"] == Kronecker(max_dense=4)
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [lambda i: 0.01 if i == 0 else 1.0, lambda i: min(1.0, 0.001 + i / 100), lambda i: 1e4 if i >= 100 else 1.0],
+    ids=["small first batch", "ramp", "jump"],
+)
+def test_newton_survives_a_loss_whose_size_changes(scale):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(512, 8, generator=generator)
+    y = x[:, :2].prod(1, keepdim=True) + x[:, 2:3].sin()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = psgd.newton(model)
+    losses = []
+    for i in range(200):
+        rows = torch.randint(0, 512, (32,), generator=generator)
+
+        def closure(i=i, rows=rows):
+            optimizer.zero_grad()
+            loss = scale(i) * (model(x[rows]) - y[rows]).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        losses.append(optimizer.step(closure).item() / scale(i))
+    assert max(losses) < 100 * losses[0]
+    assert losses[-1] < losses[0]

@@ -293,6 +293,8 @@ class PSGD(Optimizer):
         where = f" in param group {index}"
         for_all = [name for name in self._choice_names if name not in Choices._fields]
         group = checks.param_group(param_group, for_all, index)
+        if self.param_groups and "param_names" in self.param_groups[0]:
+            group["params"] = checks.named(group["params"], index)
         spelling.check_keys(group, (*options.NAMES, *self._choice_names), index)
         checks.new_parameters(group["params"], self._store.params, where)
         structure, blocks = self._store.choices_of(index, group)

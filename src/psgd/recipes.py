@@ -134,10 +134,10 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0, max_dense: int | N
 
 def _embeddings(model: nn.Module, max_dense: int) -> list[dict[str, Any]]:
     """Param groups of embeddings, one for each width: a mini-batch shows few rows, too few for what couples them."""
+    weights = {module.weight for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))}
     groups: dict[int, list[tuple[str, Tensor]]] = {}
     for name, p in model.named_parameters():
-        owner = model.get_submodule(name.rpartition(".")[0])
-        if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and p.requires_grad and p.shape[1] < p.shape[0]:
+        if p in weights and p.requires_grad and p.shape[1] < p.shape[0]:
             groups.setdefault(min(p.shape[1], max_dense), []).append((name, p))
     return [{"params": named, "preconditioner": Kronecker(max_dense=width)} for width, named in groups.items()]
 
@@ -154,13 +154,15 @@ def _costs_much(groups: list[dict[str, Any]], usual: Kronecker) -> bool:
 
 
 def _recurrent(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """Param groups of recurrent layers, one for each level and direction."""
+    """Param groups of recurrent layers, one for each level and direction; not those that share a parameter."""
+    seen: set[Tensor] = set()
     for prefix, child in model.named_modules():
         if isinstance(child, (nn.RNNBase, nn.RNNCellBase)):
             for group in Affine.groups(child):
                 named = [(f"{prefix}.{name}".lstrip("."), p) for name, p in group["params"]]
-                if all(p.requires_grad for _, p in named):
+                if all(p.requires_grad and p not in seen for _, p in named):
                     yield {"params": named, "blocks": Affine()}
+                    seen.update(p for _, p in named)
 
 
 def _check(model: Any) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-#: factor by which the length of the longest recent gradient fades in a step, and older steps count less in an average
+#: factor by which the length of the longest recent gradient fades in a step
 FADING = 0.99
+#: factor by which older steps count less in the average of their lengths
+FORGETTING = 0.98
 
 
 def of_gradients(lengths: Tensor, longest: Tensor, most: float, ok: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,12 +43,11 @@ def of_steps(
     """Factor for each block that makes its step at most ``most`` times as long as they have been on average.
 
     A step that is shortened to twice the average of ``n`` steps raises that by a factor of ``1 + 1/n``, where ``n`` is
-    at most 100. So lengths can grow in proportion to the number of steps at first, and later by one percent in a step,
-    which is enough for a ``P`` that is still too small. Where ``P`` is wrong and every step makes it worse, it would
-    otherwise double them. Steps too short to move anything are not counted.
-
-    A gradient that had to be limited, too, is an outlier, or the loss is another one now: its step does not count, and
-    those before count half. After eight of them the average starts anew.
+    at most 50. So lengths can grow in proportion to the number of steps at
+    first, and later by two percent in a step, which is enough for a ``P`` that is still too small. Where ``P`` is wrong
+    and every step makes it worse, it would otherwise double them. Steps too short to move anything are not counted, nor
+    those of a gradient that had to be limited: it is an outlier, or the loss is another one, to which ``P`` does not
+    belong yet.
 
     Args:
         lengths: length of the step of each block
@@ -61,14 +62,12 @@ def of_steps(
     Returns:
         the factors, and the new sum and number
     """
-    new = count < 0.5
+    new = count == 0
     factor = (most * total / (count * lengths)).clamp_(max=1).masked_fill_(new, float(fitted))
     counted = ok & (lengths > torch.finfo(lengths.dtype).eps ** 2) & (lengths < torch.inf)
     if not fitted:
         counted = counted & ~new
-    share = counted.to(lengths.dtype) * (FADING - 1) + 1
     if gradient is not None:
-        limited = ok & (gradient < 1)
-        counted, share = counted & ~limited, torch.where(limited, 0.5, share)
-    total = share * total + torch.where(counted, lengths * factor, 0.0)
-    return factor, total, share * count + counted
+        counted = counted & (gradient == 1)
+    total = torch.where(counted, FORGETTING * total + lengths * factor, total)
+    return factor, total, torch.where(counted, FORGETTING * count + 1, count)

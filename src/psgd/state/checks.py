@@ -30,6 +30,12 @@ def choice(name: str, value: Any, kind: type[Any], where: str = "") -> Any:
     return value
 
 
+def named(params: Any, index: int) -> list[Any]:
+    """Parameters of a group with names, which torch wants for all groups if it has them for one."""
+    given = [params] if isinstance(params, Tensor) else list(params)
+    return [p if isinstance(p, tuple) else (f"group {index}, parameter {i}", p) for i, p in enumerate(given)]
+
+
 def one_of(name: str, value: Any, known: Sequence[str]) -> Any:
     """Return ``value`` if it is one of some words; else raise."""
     if value not in known:

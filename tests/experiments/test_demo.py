@@ -82,7 +82,7 @@ def test_a_loss_after_some_mini_batches_is_a_point_of_the_curve(finished):
 
 
 def test_all_learn():
-    finished = finish(250, seed=1)
+    finished = finish(500, seed=1)
     assert finished[0].loss < 0.693  # log 2, the loss of a guess
     assert all(run.loss < 0.75 for run in finished)
 

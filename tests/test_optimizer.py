@@ -727,7 +727,8 @@ def test_repr_says_what_there_is():
     )
     assert "  2 × (6,): symmetric 6, float32 on cpu, 368 B" in text
     assert "  (6, 4): symmetric 6 ⊗ symmetric 4, float32 on cpu, 320 B" in text
-    assert "init='scaled'" not in text  # what is usual goes without saying
+    assert "init=" not in text  # what is usual goes without saying
+    assert "init='identity'; lr=" in repr(PSGD(model.parameters(), init="identity"))
 
 
 @pytest.mark.slow

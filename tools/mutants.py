@@ -300,8 +300,8 @@ MUTANTS = [
     *of(
         "groups/kronecker.py",
         "groups/test_kronecker.py",
-        ("the longest dense axis is off by one", "fits = n <= self.max_dense and", "fits = n < self.max_dense and"),
-        ("long vectors get dense factors", " and n * n <= self.max_skew * numel", ""),
+        ("the longest dense axis is off by one", "return n <= self.max_dense and", "return n < self.max_dense and"),
+        ("long vectors get dense factors", " and n * n <= self.max_skew * math.prod(shape)", ""),
     ),
     *of(
         "groups/kronecker.py",
@@ -516,7 +516,7 @@ MUTANTS = [
     *of(
         "probes/whitening.py",
         "laws/test_start.py",
-        ("whitening starts at P", "group.start_(ratio.sqrt(), ok", "group.start_(ratio, ok"),
+        ("whitening starts at the square", "start_one_(group, drawn**0.5,", "start_one_(group, drawn,"),
     ),
     *of(
         "probes/schedule.py",

@@ -237,8 +237,8 @@ class PSGD(Optimizer):
                     )
                 if d is None:  # d = QᵀQ m
                     d = bucket.precondition(m, own["update_every"] > 1, room)
-                directions.append(bucket.direction(d, own["max_rms"], own["clip_steps"], limit, fits, ok, room))
-        motion = Motion(work.buckets, directions, work.groups, self._ranks.length)  # lr, less for max_rms and max_norm
+                directions.append(bucket.direction(d, own, limit, fits, ok, room))
+        motion = Motion(work.buckets, directions, work.groups, self._ranks.length)  # lr, less where steps are limited
         ok_everywhere = self._agree([*work.ok.values(), *motion.is_finite()])
         for device, count in self._store.skipped.items():
             count += ~ok_everywhere[device]
@@ -358,6 +358,7 @@ class PSGD(Optimizer):
         structures, blocks = (summary.either(getattr(c, name) for c in store.choices) for name in Choices._fields)
         choices = [structures, self.criterion, self.probe, blocks]
         choices += [choice for choice in (self.precond_dtype, self.normalize) if choice is not None]
+        choices += [f"init={self.init!r}"] * (self.init != "scaled")
         top = summary.headline(type(self).__name__, choices, self.param_groups, options.NAMES)
         alike = len(set(map(str, store.choices))) < 2
         return f"{top}\n{summary.table(stacks, store.params, None if alike else store.group_of)}"

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .blocks import Affine
+from .blocks import Affine, PerTensor
 from .groups import Kronecker
 from .optimizer import PSGD
 from .probes import FiniteDifference, Whitening
 
 #: longest axis whose dense factor is updated at every step on a CPU; with longer ones, updates become rare
 SHORT = 256
-#: what then is told to PSGD: after 100 steps, one update of ``Q`` in ten
+#: options for models with longer axes: after 100 steps, one update of ``Q`` in ten
 RARELY = {"update_every": 10, "update_anneal": 100}
 
 
@@ -103,7 +103,7 @@ def _optimizer(
 
 
 def param_groups(model: nn.Module, weight_decay: float = 0.0, max_dense: int | None = None) -> list[dict[str, Any]]:
-    """Param groups of a model: what decays, what does not, and apart from these recurrent layers and embeddings.
+    """Param groups of a model: one that decays, one that does not, and others for recurrent layers and embeddings.
 
     Each level of a recurrent layer is one block.
 
@@ -143,13 +143,13 @@ def _embeddings(model: nn.Module, max_dense: int) -> list[dict[str, Any]]:
 
 
 def _costs_much(groups: list[dict[str, Any]], usual: Kronecker) -> bool:
-    """Whether updates of ``Q`` at every step would take longer than the gradients of most models: on a CPU alone."""
+    """Whether updates of ``Q`` at every step would take longer than the gradients of most models, on a CPU."""
     for group in groups:
-        structure = group.get("preconditioner", usual)
-        for _, p in group["params"]:
-            dense = [n for n in p.shape if SHORT < n <= structure.max_dense and n * n <= structure.max_skew * p.numel()]
-            if dense and p.device.type == "cpu":
-                return True
+        structure, rule = group.get("preconditioner", usual), group.get("blocks", PerTensor())
+        on_cpu = [(i, p) for i, (_, p) in enumerate(group["params"]) if p.device.type == "cpu" and p.numel()]
+        shapes = [block.shape for block in rule.divide(on_cpu)]
+        if any(n > SHORT and structure.is_dense(n, shape) for shape in shapes for n in shape):
+            return True
     return False
 
 

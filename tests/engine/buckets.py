@@ -64,7 +64,8 @@ def direction_of(
     ]
     length = torch.as_tensor(lengths, dtype=bucket.dtype, device=bucket.device)
     d = Preconditioned(arrays, length, divisor)
-    return bucket.direction(d, max_rms, math.inf, None, True, YES, Room(bucket))
+    limits = {"max_rms": max_rms, "clip_steps": math.inf}
+    return bucket.direction(d, limits, None, True, YES, Room(bucket))
 
 
 def store_of(*groups: Sequence[nn.Parameter], structure: Structure = Kronecker(), **numbers: Any) -> Store:

@@ -228,7 +228,7 @@ def test_few_blocks_without_gradients_rest_in_their_bucket(missing: list[int]):
         overwrite_(part)
     check_rows(bucket, before, given)
     d = Preconditioned([], torch.full((8,), torch.inf))
-    direction = part.direction(d, math.inf, math.inf, None, True, YES, Room(part))
+    direction = part.direction(d, {"max_rms": math.inf, "clip_steps": math.inf}, None, True, YES, Room(part))
     assert [i for i, length in enumerate(direction.length) if length == 0] == missing
 
 

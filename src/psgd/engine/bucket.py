@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -167,8 +167,7 @@ class Bucket:
     def direction(
         self,
         d: Preconditioned,
-        max_rms: float,
-        clip_steps: float,
+        options: Mapping[str, Any],
         gradient: Tensor | None,
         fitted: bool,
         ok: Tensor,
@@ -178,15 +177,16 @@ class Bucket:
 
         Args:
             d: ``P m``
-            max_rms: largest root mean square of a block; that of a slice along an axis with a diagonal factor, such as
-                the row of an embedding, may be ``SLICE`` times as large
-            clip_steps: largest ratio of a length to the average of those before, see ``limits.of_steps``
+            options: those of the param group. ``max_rms`` is the largest root mean square of a block; that of a slice
+                along an axis with a diagonal factor, such as the row of an embedding, may be ``SLICE`` times as large.
+                ``clip_steps`` is the largest ratio of a length to the average of those before, see ``limits.of_steps``.
             gradient: factor that limited the gradient of each block, or None
             fitted: whether ``Q`` was updated in this step
             ok: whether the step is taken
             room: where the result was to be
         """
         buffer, length = room.buffer, d.length.to(self.dtype)
+        max_rms, clip_steps = options["max_rms"], options["clip_steps"]
         if max_rms < math.inf:
             length = self._limit_slices_(d, length, SLICE * max_rms)
         if buffer is not None and any(
@@ -196,7 +196,11 @@ class Bucket:
         limit = self.limit_rms(length, max_rms)
         if clip_steps < math.inf:
             limit = limit * self._limit_steps_(length * limit, clip_steps, gradient, fitted, ok)
-        return Direction(d.arrays, length, d.divisor, limit=limit, buffer=buffer)
+        return self.of_moving_blocks(Direction(d.arrays, length, d.divisor, limit=limit, buffer=buffer))
+
+    def of_moving_blocks(self, direction: Direction) -> Direction:
+        """Direction in which blocks that rest have a length of zero; here all move."""
+        return direction
 
     def _limit_slices_(self, d: Preconditioned, length: Tensor, most: float) -> Tensor:
         """Shorten slices, see ``Scaled.limit_slices_``; return the new length of each block."""

@@ -42,12 +42,12 @@ def of_steps(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Factor for each block that makes its step at most ``most`` times as long as they have been on average.
 
-    A step that is shortened to twice the average of ``n`` steps raises that by a factor of ``1 + 1/n``, where ``n`` is
-    at most 50. So lengths can grow in proportion to the number of steps at
-    first, and later by two percent in a step, which is enough for a ``P`` that is still too small. Where ``P`` is wrong
-    and every step makes it worse, it would otherwise double them. Steps too short to move anything are not counted, nor
-    those of a gradient that had to be limited: it is an outlier, or the loss is another one, to which ``P`` does not
-    belong yet.
+    A step that is shortened to twice the average of ``n`` steps raises that average by a factor of ``1 + 1/n``, where
+    ``n`` is at most 50. So lengths grow at most in proportion to the number of steps at first, and later by two percent
+    in a step: enough for a ``P`` that is still too small, and too slow to explode where ``P`` is wrong.
+
+    Steps too short to move anything are not counted. Nor are those of a gradient that had to be limited: it is an
+    outlier, or the loss has changed its scale, and ``P`` has not followed yet.
 
     Args:
         lengths: length of the step of each block

@@ -14,9 +14,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..groups.base import Preconditioned
 from ..ops.streams import sent
-from .bucket import Bucket, Direction, Room
+from .bucket import Bucket, Direction
 
 #: largest share of a bucket, in bytes of state, that rests while the whole bucket takes a step; that wastes at most a
 #: third of the work, and copies less than the other way would
@@ -109,18 +108,8 @@ class MostOfBucket(Bucket):
         finally:
             _put_(kept)
 
-    def direction(
-        self,
-        d: Preconditioned,
-        max_rms: float,
-        clip_steps: float,
-        gradient: Tensor | None,
-        fitted: bool,
-        ok: Tensor,
-        room: Room,
-    ) -> Direction:
-        """Blocks that rest have directions of length zero, which nobody applies."""
-        direction = super().direction(d, max_rms, clip_steps, gradient, fitted, ok, room)
+    def of_moving_blocks(self, direction: Direction) -> Direction:
+        """Direction in which blocks that rest, which nobody moves, have a length of zero."""
         direction.length = torch.where(self._among.has_gradient, direction.length, 0.0)
         direction.limit = torch.where(self._among.has_gradient, direction.limit, 1.0)
         return direction

@@ -45,6 +45,15 @@ class Kronecker(Structure):
         if not isinstance(self.inverse_free, bool):
             raise ValueError(f"inverse_free={self.inverse_free!r}: Kronecker wants True or False")
 
+    def is_dense(self, n: int, shape: Sequence[int]) -> bool:
+        """Whether an axis of a block gets a dense factor.
+
+        Args:
+            n: length of the axis
+            shape: shape of the block
+        """
+        return n <= self.max_dense and n * n <= self.max_skew * math.prod(shape)
+
     def precond_lr(self, whitening: bool, size: int = 1) -> float:
         return 0.1 if self.inverse_free else super().precond_lr(whitening, size)
 
@@ -81,11 +90,10 @@ class Kronecker(Structure):
 
     def init(self, shape: Sequence[int], *, batch: int = 1, dtype: torch.dtype, device: torch.device | str) -> Group:
         dims = [n for n in shape if n > 1] or [1]
-        numel = math.prod(dims)
         dense: type[NearSymmetric] | type[Triangular] = NearSymmetric if self.inverse_free else Triangular
         factors: list[Factor] = []
         for n in dims:
-            fits = n <= self.max_dense and n * n <= self.max_skew * numel
+            fits = self.is_dense(n, dims)
             kind: type[NearSymmetric] | type[Triangular] | type[DiagonalFactor] = dense if fits else DiagonalFactor
             factors.append(kind.identity(batch, n, dtype, device))
         return InverseFree(dims, factors) if self.inverse_free else Group(dims, factors)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..criteria import WITHOUT_SOLVES, Criterion
 from ..groups.axes import restrict, support
-from ..groups.base import Groups, Preconditioned
+from ..groups.base import Group, Groups, Preconditioned
 from ..notice import warn
 from ..ops.agreement import Fact, compare
 from ..ops.distributed import average_, is_dtensor, several_ranks
@@ -260,16 +260,26 @@ class Probe(ABC):
 
 
 def start_(Q: Groups, pairs: Iterable[list[Tensor]], ok: Tensor) -> Iterator[list[Tensor]]:
-    """Start each ``Q`` that is still the identity at the multiple of it that fits its first pair best.
-
-    Among all multiples of the identity, ``P = ‖δθ‖ / ‖δg‖ · I`` is the minimum of criterion 3.
-    """
+    """Start each ``Q`` that is still the identity at the size that its first pair shows."""
     for group, pair in zip(Q.groups, pairs, strict=True):
         dtheta, dgrad = (torch.linalg.vector_norm(v.flatten(1).to(Q.dtype), dim=1) for v in pair)
-        ratio = dtheta / dgrad
-        eps = torch.finfo(torch.promote_types(Q.dtype, torch.float32)).eps
-        group.start_(ratio.sqrt(), ok & (ratio > eps**2) & (ratio < eps**-2))
+        start_one_(group, dtheta, dgrad, ok)
         yield pair
+
+
+def start_one_(group: Group, dtheta: Tensor | float, dgrad: Tensor, ok: Tensor) -> None:
+    """``P = ‖δθ‖ / ‖δg‖ · I`` where ``Q`` is still the identity: the best fit to a pair among all multiples of ``I``.
+
+    Args:
+        group: stack of ``Q``
+        dtheta: length of ``δθ``, for each block
+        dgrad: length of ``δg``, for each block
+        ok: whether there is a step at all
+    """
+    ratio = dtheta / dgrad
+    # What is outside is a gradient that vanished or exploded, see `Probe.damp`.
+    eps = torch.finfo(torch.promote_types(dgrad.dtype, torch.float32)).eps
+    group.start_(ratio.sqrt(), ok & (ratio > eps**2) & (ratio < eps**-2))
 
 
 def check_whole(params: Iterable[Tensor], who: str) -> None:

@@ -12,7 +12,7 @@ from ..criteria import IN_EXPECTATION, Criterion
 from ..groups.axes import restrict
 from ..groups.base import Groups, Preconditioned
 from ..groups.inverse_free import Chores
-from .base import Average, Evaluation, Measured, Noise, Probe, start_
+from .base import Average, Evaluation, Measured, Noise, Probe, start_, start_one_
 from .closures import Closure, evaluate_loss
 from .noise import mix
 from .restore import Gradients
@@ -115,6 +115,4 @@ def _start_(Q: Groups, gs: Average, support: Sequence[list[Tensor] | None], ok: 
     for group, g, slices in zip(Q.groups, gs.unbiased(), support, strict=True):
         length = torch.linalg.vector_norm(g.flatten(1).to(Q.dtype), dim=1)
         drawn = g[0].numel() if slices is None else torch.stack([each.sum(1) for each in slices]).prod(0).to(Q.dtype)
-        ratio = drawn**0.5 / length
-        eps = torch.finfo(torch.promote_types(Q.dtype, torch.float32)).eps
-        group.start_(ratio.sqrt(), ok & (ratio > eps**2) & (ratio < eps**-2))
+        start_one_(group, drawn**0.5, length, ok)

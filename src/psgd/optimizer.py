@@ -224,7 +224,7 @@ class PSGD(Optimizer):
         for bucket in work.buckets:
             own, ok, room = work.groups[bucket.group], work.ok[bucket.device], Room(bucket)
             with bucket.updating(fits := bucket.group in work.due):
-                limit = bucket.limit_(work.lengths[bucket], own["clip_outliers"], ok)
+                limit = work.limit_(bucket, own["clip_outliers"], ok)
                 m = bucket.average_(work.grads, own["momentum"], limit, ok)  # m ← β m + (1 − β) g
                 d = None
                 if fits:  # Q ← (I − μ ∇E / ‖∇E‖) Q

@@ -13,7 +13,7 @@ from .ops import as_real, part_of
 from .ops.agreement import Fact
 from .probes import ClosureChecks, Draw, Evaluation, Gradients, Probe, is_due, rate_of_Q
 from .ranks import Ranks
-from .state import Store, checks, facts, options
+from .state import Store, checks, facts
 
 _ADVICE = "PSGD wants it to be the same on all ranks"
 
@@ -115,8 +115,7 @@ def _noise(store: Store) -> Callable[[int], Tensor]:
 
 def _check(closure: Callable[[], Any] | None, probe: Probe, store: Store) -> None:
     store.notice_changes()
-    for i, group in enumerate(store.groups):
-        options.check(group, f" in param group {i}")
+    store.check_numbers()
     if closure is None and probe.needs_closure:
         raise ValueError(f"closure=None: {type(probe).__name__} wants step(closure); Whitening works without one")
     if closure is not None and not callable(closure):

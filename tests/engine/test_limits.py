@@ -68,8 +68,8 @@ def test_what_is_not_finite_or_not_taken_leaves_no_trace():
 def of_gradients(lengths: list[float]) -> list[float]:
     longest, taken = torch.zeros(1), []
     for length in lengths:
-        factor, longest = limits.of_gradients(torch.tensor([length]), longest, 3.0, YES)
-        taken.append(float(factor) * length)
+        factor, longest = limits.of_gradients(torch.tensor([length]), longest, 3.0, YES, look=True)
+        taken.append(length if factor is None else float(factor) * length)
     return taken
 
 
@@ -77,6 +77,17 @@ def test_an_outlier_is_shortened_and_a_new_scale_is_accepted_after_some_steps():
     assert of_gradients([1.0, 1e6, 1.0])[1] == pytest.approx(3.0)
     assert of_gradients([1.0] + [50.0] * 5)[-1] == 50.0
     assert of_gradients([1.0, 1e6, 1e6])[2] == pytest.approx(9.0)
+
+
+def test_factors_exist_only_where_a_gradient_is_shortened():
+    """The host looks at lengths on a CPU; what is not finite is no reason to say that all are as they should be."""
+    longest = torch.tensor([1.0, 2.0])
+    for lengths, limited in [([3.0, 6.0], False), ([3.0, 6.1], True), ([torch.nan, 1.0], True)]:
+        factor, _ = limits.of_gradients(torch.tensor(lengths), longest, 3.0, YES, look=True)
+        assert (factor is not None) == limited
+    factor, _ = limits.of_gradients(torch.tensor([1.0, 9.0]), longest, 3.0, YES, look=True)
+    assert factor is not None
+    assert factor.tolist() == [1.0, pytest.approx(2 / 3)]
 
 
 def test_gradients_of_zero_leave_the_limit_as_it_is():

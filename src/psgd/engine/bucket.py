@@ -22,6 +22,7 @@ from ..ops.tensor_table import Addresses, TensorTable
 from ..ops.triton import ready
 from ..probes import Average
 from . import limits
+from .numbers import Numbers, write_
 from .stack import Stack
 from .tensors import Tensors
 
@@ -88,6 +89,7 @@ class Bucket:
         self.structure, self.normalize = structure, normalize
         self.counts = [len(stack.blocks) for stack in self.stacks]
         self.device, self.dtype = self.stacks[0].device, self.stacks[0].dtype
+        self._numbers: dict[str, Numbers] = {}
         #: table of the parameters for kernels that go through all of them, see ``find_table``
         self.table: TensorTable | None = None
         #: blocks with and without a gradient, at the last step in which some had none
@@ -118,20 +120,22 @@ class Bucket:
         """Whether each block is one parameter."""
         return all(stack.single for stack in self.stacks)
 
-    def limit_(self, lengths: Tensor, most: float, ok: Tensor) -> Tensor | None:
+    def limit_(self, lengths: Tensor, most: float, ok: Tensor, look: bool) -> Tensor | None:
         """Factor that limits the gradient of each block, see ``limits.of_gradients``; None if nothing is limited."""
         if most == math.inf:
             return None
-        factor, longest = limits.of_gradients(lengths, self._lengths("grad_length"), most, ok)
-        self._set_lengths(grad_length=longest)
+        longest = self.numbers("grad_length")
+        factor, new = limits.of_gradients(lengths, longest.read(), most, ok, look)
+        write_((longest, new))
         return factor
 
-    def _lengths(self, name: str) -> Tensor:
-        return joined([stack.lengths[name] for stack in self.stacks])
-
-    def _set_lengths(self, **new: Tensor) -> None:
-        old = [stack.lengths[name] for name in new for stack in self.stacks]
-        torch._foreach_copy_(old, [part for each in new.values() for part in self.split(each)])
+    def numbers(self, name: str) -> Numbers:
+        """Number of each block under a name of the state."""
+        parts = [stack.number(name) for stack in self.stacks]
+        found = self._numbers.get(name)
+        if found is None or found.parts[0] is not parts[0]:  # averages may begin at any step
+            found = self._numbers[name] = Numbers(parts)
+        return found
 
     def average_(self, grads: Tensors, momentum: float, limit: Tensor | None, ok: Tensor) -> Average:
         """``m ← β m + (1 − β) g`` for limited gradients; without momentum the gradients themselves.
@@ -142,9 +146,8 @@ class Bucket:
         if not self.averaging:
             return self.limited(grads, limit)
         grads.average_(self, 1 - momentum, limit, ok)
-        weights = [stack.average["momentum_weight"] for stack in self.stacks]
         # Before the first usable gradient both are zero.
-        weight = torch.cat(weights).clamp_min_(torch.finfo(self.dtype).tiny)
+        weight = self.numbers("momentum_weight").read().clamp_min(torch.finfo(self.dtype).tiny)
         return Average(lambda: [stack.average["momentum"] for stack in self.stacks], weight)
 
     def limited(self, grads: Tensors, limit: Tensor | None) -> Average:
@@ -218,20 +221,20 @@ class Bucket:
 
     def _limit_steps_(self, length: Tensor, most: float, gradient: Tensor | None, fitted: bool, ok: Tensor) -> Tensor:
         """Factor that limits the step of each block, see ``limits.of_steps``."""
-        total, count = self._lengths("step_total"), self._lengths("step_count")
-        limit, total, count = limits.of_steps(length, total, count, most, ok, gradient, fitted)
-        self._set_lengths(step_total=total, step_count=count)
+        total, count = self.numbers("step_total"), self.numbers("step_count")
+        limit, *new = limits.of_steps(length, total.read(), count.read(), most, ok, gradient, fitted)
+        write_(*zip((total, count), new, strict=True))
         return limit
 
     def limit_rms(self, length: Tensor, max_rms: float) -> Tensor:
         """Factor that shortens directions of some length to ``max_rms``, for each block."""
         if max_rms < math.inf:
-            return (max_rms * self.numel.sqrt() / length).clamp_(max=1)
+            return (max_rms * self.root_numel / length).clamp_(max=1)
         return torch.ones_like(length)
 
     def split(self, each: Tensor) -> list[Tensor]:
         """A number for each block, as parts for the stacks."""
-        return [each] if len(self.counts) == 1 else list(each.split(self.counts))
+        return [each] if len(self.counts) == 1 else list(each.split_with_sizes(self.counts))
 
     @cached_property
     def numel(self) -> Tensor:
@@ -240,9 +243,14 @@ class Bucket:
         return sent(torch.tensor(sizes, dtype=self.dtype, device="cpu"), self.device)
 
     @cached_property
+    def root_numel(self) -> Tensor:
+        """Root of the number of elements of each block."""
+        return self.numel.sqrt()
+
+    @cached_property
     def ones(self) -> Tensor:
-        """As many ones as the largest stack has blocks."""
-        return torch.ones(max(self.counts), dtype=self.dtype, device=self.device)
+        """As many ones as there are blocks."""
+        return torch.ones(sum(self.counts), dtype=self.dtype, device=self.device)
 
     def nbytes(self) -> int:
         """Bytes of what is kept for the blocks."""

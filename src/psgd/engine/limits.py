@@ -11,7 +11,9 @@ FADING = 0.99
 FORGETTING = 0.98
 
 
-def of_gradients(lengths: Tensor, longest: Tensor, most: float, ok: Tensor) -> tuple[Tensor, Tensor]:
+def of_gradients(
+    lengths: Tensor, longest: Tensor, most: float, ok: Tensor, look: bool = False
+) -> tuple[Tensor | None, Tensor]:
     """Factor for each block that makes its gradient at most ``most`` times as long as the longest recent one.
 
     The length of the longest recent gradient fades slowly, and rises by at most the same factor in a step. So an
@@ -23,12 +25,16 @@ def of_gradients(lengths: Tensor, longest: Tensor, most: float, ok: Tensor) -> t
         longest: length of the longest recent one; zero before the first
         most: largest ratio
         ok: whether the step is taken
+        look: whether the host may look at the lengths; there are no factors then if nothing is shortened
 
     Returns:
-        the factors, and the new length of the longest recent gradient
+        the factors or None, and the new length of the longest recent gradient
     """
-    factor = (most * longest).div_(lengths).clamp_(max=1).masked_fill_(longest == 0, 1)
-    return factor, torch.where(ok & (lengths > 0), torch.maximum(longest * FADING, lengths * factor), longest)
+    bound, factor = most * longest, None
+    if not look or not bool((lengths <= bound).all()):
+        factor = bound.div_(lengths).clamp_(max=1).masked_fill_(longest == 0, 1)
+        lengths = lengths * factor
+    return factor, torch.where(ok & (lengths > 0), torch.maximum(longest * FADING, lengths), longest)
 
 
 def of_steps(

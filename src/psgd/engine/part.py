@@ -42,7 +42,7 @@ class Division:
     @cached_property
     def rows(self) -> list[Tensor]:
         """Rows of the blocks that have a gradient, for each stack."""
-        return [self._on_device(rows) for rows in self.given]
+        return [self.on_device(rows) for rows in self.given]
 
     @cached_property
     def resting(self) -> list[list[int]]:
@@ -58,7 +58,8 @@ class Division:
             part[rows] = True
         return sent(flags, self.device)
 
-    def _on_device(self, rows: list[int]) -> Tensor:
+    def on_device(self, rows: list[int]) -> Tensor:
+        """Rows as a tensor that indexes others."""
         return sent(torch.tensor(rows, dtype=torch.int64, device="cpu"), self.device)
 
 
@@ -97,12 +98,9 @@ class MostOfBucket(Bucket):
         """Also if the step fails, blocks that rest have what they had."""
         kept = []
         for stack, rows in zip(self.stacks, self._among.resting, strict=True):
-            changing = stack.changing(fits)
-            kept += [
-                (buffer, rows, torch.stack([buffer.select(0, row) for row in rows]))
-                for buffer in changing.values()
-                if rows
-            ]
+            if rows:
+                index = self._among.on_device(rows)
+                kept += [(buffer, rows, buffer.index_select(0, index)) for buffer in stack.changing(fits).values()]
         try:
             yield
         finally:

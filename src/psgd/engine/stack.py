@@ -17,6 +17,8 @@ from ..ops import parameters
 AVERAGE = ("momentum", "momentum_weight")
 #: names of the tensors with a number for each block that limits are derived from
 LENGTHS = ("grad_length", "step_total", "step_count")
+#: names of all tensors with a number for each block
+NUMBERS = (*LENGTHS, AVERAGE[1])
 
 
 class Stack:
@@ -80,6 +82,15 @@ class Stack:
     def buffers(self) -> dict[str, Tensor]:
         return {**self.group.buffers(), **self.average, **self.lengths}
 
+    def number(self, name: str) -> Tensor:
+        """Number of each block under a name."""
+        return self.lengths[name] if name in self.lengths else self.average[name]
+
+    def bind(self, buffers: dict[str, Tensor], blocks: Sequence[Block] | None = None) -> Stack:
+        """Stack with other buffers, and if given other blocks."""
+        average, lengths = ({name: buffers[name] for name in names} for names in (self.average, self.lengths))
+        return Stack(blocks or self.blocks, self.group.bind(buffers), average, lengths, self.dtype)
+
     def changing(self, fits: bool) -> dict[str, Tensor]:
         """Buffers that a step changes; ``Q`` is among them only if it is fitted."""
         buffers = self.buffers()
@@ -114,9 +125,7 @@ class Stack:
         if len(chosen) == len(self.blocks):
             return self
         copies = {name: buffer.index_select(0, rows) for name, buffer in self.buffers().items()}
-        average, lengths = ({name: copies[name] for name in names} for names in (self.average, self.lengths))
-        blocks = [self.blocks[row] for row in chosen]
-        return Stack(blocks, self.group.bind(copies), average, lengths, self.dtype)
+        return self.bind(copies, [self.blocks[row] for row in chosen])
 
     def nbytes(self) -> int:
         """Bytes of what is kept for the blocks."""
@@ -141,7 +150,7 @@ class Stack:
     def same_layout(self, stacked: Tensor, tensors: Mapping[int, Tensor]) -> tuple[list[Tensor], list[Tensor]] | None:
         """The parts of ``stacked`` with the tensors that belong there, if these need not be packed.
 
-        Parts whose tensors are missing are left out.
+        Parts whose tensors are missing are left out. All tensors have the dtype and device of the parameters.
         """
         if not self.plain:
             return None
@@ -152,7 +161,9 @@ class Stack:
         values = [value for value in found if value is not None]
         if len(values) < len(found):
             parts = [part for part, value in zip(parts, found, strict=True) if value is not None]
-        return (parts, values) if not parts or parameters.can_fuse(parts, values) else None
+        if not parts or (parameters.can_fuse(parts[:1], values[:1]) and all(v.is_contiguous() for v in values)):
+            return parts, values
+        return None
 
 
 @overload

@@ -15,6 +15,7 @@ from ..groups.axes import support
 from ..ops import parameters
 from ..ops.real import as_real
 from ..ops.tensor_table import Addresses
+from .numbers import write_
 
 if TYPE_CHECKING:
     from .bucket import Bucket
@@ -30,6 +31,10 @@ class Tensors:
         """Arrays ``(B, *shape)`` for the stacks of a bucket, made one by one; missing tensors count as zero."""
         for stack in bucket.stacks:
             yield stack.pack(self.by_position)
+
+    def can_look(self, bucket: Bucket) -> bool:
+        """Whether the host can look at numbers without waiting for a device."""
+        return bucket.device.type == "cpu"
 
     def lengths(self, bucket: Bucket) -> Tensor:
         """Length of each block of a bucket; not finite if an element is not, or if its square overflows."""
@@ -48,8 +53,9 @@ class Tensors:
     def support(self, bucket: Bucket) -> list[list[Tensor] | None]:
         """Slices of each stack that are not zero, see ``Measured``."""
         given = [as_real(self.by_position[i]) for i in bucket.positions if i in self.by_position]
-        if bucket.device.type == "cpu" and len(given) == len(bucket.positions):
-            # The host can look at a CPU's tensors without waiting; nearly always that is all there is to do.
+        # Blocks without any gradient keep their Q, whatever is said of them here; within a block, none counts as zero.
+        if self.can_look(bucket) and (bucket.single or len(given) == len(bucket.positions)):
+            # Nearly always that is all there is to do.
             smallest = torch.stack([g.abs().amin() for g in given]).amin()
             if bool(smallest > 0):
                 return [None] * len(bucket.stacks)
@@ -64,25 +70,23 @@ class Tensors:
             limit: factor for the gradient of each block, or None
             ok: whether there is a step
         """
-        if limit is not None and limit.device.type == "cpu" and bool((limit == 1).all()):
-            limit = None
         limits = [None] * len(bucket.stacks) if limit is None else bucket.split(limit)
         means: list[Tensor] = []
         values: list[Tensor] = []
         for stack, factor in zip(bucket.stacks, limits, strict=True):
-            mean, total = stack.average["momentum"], stack.average["momentum_weight"]
-            one = bucket.ones[: len(total)]
+            mean = stack.average["momentum"]
             pairs = stack.same_layout(mean, self.by_position) if factor is None else None
             if pairs is None:  # packed stack by stack, so that only one copy is there at a time
                 g = stack.pack(self.by_position)
                 if factor is not None:
                     g = g * factor.view(-1, *[1] * (g.ndim - 1))
-                parameters.average_([mean, total], [g, one], weight, ok)
+                parameters.average_([mean], [g], weight, ok)
             else:
-                means += [*pairs[0], total]
-                values += [*pairs[1], one]
-        if means:
-            parameters.average_(means, values, weight, ok)
+                means += pairs[0]
+                values += pairs[1]
+        totals = bucket.numbers("momentum_weight").pieces
+        ones = [bucket.ones[: len(total)] for total in totals]
+        parameters.average_([*means, *totals], [*values, *ones], weight, ok)
 
 
 class TensorsAtAddresses(Tensors):
@@ -102,6 +106,9 @@ class TensorsAtAddresses(Tensors):
         """Refer to other tensors, which the caller keeps until the recording has been replayed."""
         for bucket, addresses in self.addresses.items():
             addresses.point([tensors[i].data_ptr() for i in bucket.positions])
+
+    def can_look(self, bucket: Bucket) -> bool:
+        return False
 
     def lengths(self, bucket: Bucket) -> Tensor:
         assert bucket.table is not None
@@ -130,10 +137,9 @@ class TensorsAtAddresses(Tensors):
         rest = torch.full_like(bucket.numel, weight)
         factor = torch.ones_like(rest) if limit is None else limit
         bucket.table.average_(self.addresses[bucket], bucket.mean_addresses, bucket.dtype, rest, factor, ok)
-        each = [stack.average["momentum_weight"] for stack in bucket.stacks]
-        totals = torch.cat(each)
-        new = torch.where(ok, torch.lerp(totals, torch.ones_like(totals), rest), totals)
-        torch._foreach_copy_(each, list(new.split(bucket.counts)))
+        totals = bucket.numbers("momentum_weight")
+        old = totals.read()
+        write_((totals, torch.where(ok, torch.lerp(old, torch.ones_like(old), rest), old)))
 
 
 class Pairs:

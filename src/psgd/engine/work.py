@@ -48,6 +48,10 @@ class Work:
         self.lengths = {bucket: self.grads.lengths(bucket) for bucket in self.buckets}
         return [length.amax() < torch.inf for length in self.lengths.values()]
 
+    def limit_(self, bucket: Bucket, most: float, ok: Tensor) -> Tensor | None:
+        """Factor that limits the gradient of each block of a bucket, or None, see ``Bucket.limit_``."""
+        return bucket.limit_(self.lengths[bucket], most, ok, self.grads.can_look(bucket))
+
     def measured(self, bucket: Bucket, m: Average, limit: Tensor | None, start: bool, room: Room) -> Measured:
         """Everything that the probe needs to fit all ``Q`` of a bucket.
 

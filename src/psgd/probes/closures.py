@@ -108,6 +108,8 @@ def is_finite(loss: Any) -> bool:
 
 def number_of(value: Any) -> float | None:
     """Value of a number of Python or NumPy, or None if it is no number."""
+    if value is None or isinstance(value, float):  # nearly always, and far faster than the question below
+        return value
     try:
         return float(value) if isinstance(value, SupportsFloat) else None
     except OverflowError:  # an integer that no float can hold

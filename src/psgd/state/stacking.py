@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..blocks import Block
-from ..engine.stack import AVERAGE, LENGTHS, Stack
+from ..engine.stack import AVERAGE, LENGTHS, NUMBERS, Stack
 from ..groups import Group
 
 
@@ -61,20 +61,23 @@ def add_averages(
 
 
 def side_by_side(stacks: Sequence[Stack], key: Callable[[Stack], Hashable]) -> list[Stack]:
-    """Make factors of one size adjacent in memory, for all stacks with the same key, so that they are one tensor."""
+    """Make tensors adjacent in memory that one operation handles, for all stacks with the same key.
+
+    They are the factors of one size, and each kind of number that there is for each block.
+    """
     alike: defaultdict[tuple[Any, ...], list[tuple[int, str, Tensor]]] = defaultdict(list)
     for k, stack in enumerate(stacks):
         for name, buffer in stack.group.buffers().items():
             part = name.partition("_")[2]
             alike[part, buffer.shape[1:], buffer.dtype, key(stack)].append((k, name, buffer))
-    moved: list[dict[str, Tensor]] = [dict(stack.group.buffers()) for stack in stacks]
+        for name, buffer in stack.buffers().items():
+            if name in NUMBERS:
+                alike[name, key(stack)].append((k, name, buffer))
+    moved = [stack.buffers() for stack in stacks]
     for same in alike.values():
         if len(same) > 1:
             buffers = [buffer for _, _, buffer in same]
             joined = torch.cat(buffers).split([len(buffer) for buffer in buffers])
             for (k, name, _), part in zip(same, joined, strict=True):
                 moved[k][name] = part
-    return [
-        Stack(stack.blocks, stack.group.bind(buffers), stack.average, stack.lengths, stack.dtype)
-        for stack, buffers in zip(stacks, moved, strict=True)
-    ]
+    return [stack.bind(buffers) for stack, buffers in zip(stacks, moved, strict=True)]

@@ -27,7 +27,7 @@ from ..ops import triton
 from ..ops.real import precise_dtype
 from ..ranks.assign import cost_of
 from ..ranks.base import Ranks
-from . import checks
+from . import checks, options
 from .choices import Choices
 from .stacking import add_averages, add_rows, side_by_side, stack_of
 
@@ -93,6 +93,8 @@ class Store:
         self._entries: list[dict[str, Tensor]] = []
         #: for each block its state, and entries of it that are views of a stack, to notice replaced ones
         self._views: dict[Block, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
+        #: numbers of each param group that were found to be allowed
+        self._numbers: dict[int, list[Any]] = {}
         self._stacks: list[Stack] | None = None
         self._buckets: list[Bucket] = []
         self.ranks.reset()
@@ -216,6 +218,16 @@ class Store:
                         f"{name}={ours!r} in param group {index}: it was {theirs!r}; PSGD wants the choices of a group "
                         "to stay as they were when it was added"
                     )
+
+    def check_numbers(self) -> None:
+        """Raise if a number of a param group is not allowed; those that are the same as in the last step are."""
+        for index, group in enumerate(self.groups):
+            now = [group.get(name) for name in options.NAMES]
+            then = self._numbers.get(index)
+            # A tensor is the same object after its value has changed.
+            if then is None or not all(map(operator.is_, now, then)) or isinstance(group["lr"], Tensor):
+                options.check(group, f" in param group {index}")
+                self._numbers[index] = now
 
     def follow_model(self) -> None:
         """Start over if the model was moved or cast before the first step."""

@@ -28,11 +28,7 @@ EVERY = 30
 OPTIMIZERS = {
     "SGD, momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
     "Adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.002),
-    "PSGD": lambda model: psgd.whiten(
-        model,
-        update_every=20,  # P hardly changes any more after a while, and its updates are what takes the time
-        update_anneal=100,
-    ),
+    "PSGD": psgd.whiten,
 }
 
 

@@ -76,21 +76,6 @@ def test_probe_structure_and_numbers(make):
 
 
 @BOTH
-def test_with_long_axes_on_a_cpu_updates_become_rare(make):
-    def schedule(model: nn.Module, **options) -> tuple[int, int]:
-        (group,) = make(model, **options).param_groups
-        return group["update_every"], group["update_anneal"]
-
-    assert schedule(nn.Linear(300, 4, bias=False)) == (10, 100)
-    assert schedule(nn.Linear(256, 4)) == (1, 0)
-    assert schedule(nn.Linear(300, 4, bias=False), max_dense=256) == (1, 0)
-    assert schedule(nn.Linear(300, 4, bias=False), update_every=3) == (3, 0)
-    assert schedule(nn.Linear(300, 4, bias=False), preconditioner=Dense()) == (1, 0)
-    assert schedule(nn.Linear(300, 4, bias=False, device="meta")) == (1, 0)
-    assert schedule(nn.Embedding(300, 4)) == (1, 0)
-
-
-@BOTH
 def test_embeddings_with_more_columns_than_rows_are_ordinary(make):
     assert names(make(nn.Embedding(4, 9))) == [["weight"]]
     assert "preconditioner" not in make(nn.Embedding(4, 9)).param_groups[0]

@@ -488,8 +488,8 @@ MUTANTS = [
             "torch.where(ok & (lengths > 0), torch.maximum",
             "torch.where(ok, torch.maximum",
         ),
-        ("an outlier lifts its limit at once", "lengths * factor), longest)", "lengths), longest)"),
-        ("the limit never rises", "torch.maximum(longest * FADING, lengths * factor)", "longest"),
+        ("an outlier lifts its limit at once", "lengths = lengths * factor", "pass"),
+        ("the limit never rises", "torch.maximum(longest * FADING, lengths)", "longest"),
         (
             "a long step lifts the average at once",
             "FORGETTING * total + lengths * factor",
@@ -840,14 +840,14 @@ MUTANTS = [
     *of(
         "engine/bucket.py",
         "engine/test_bucket.py",
-        ("max_rms lengthens", "self.numel.sqrt() / length).clamp_(max=1)", "self.numel.sqrt() / length)"),
-        ("max_rms of a sum", "max_rms * self.numel.sqrt() / length", "max_rms * self.numel / length"),
+        ("max_rms lengthens", "self.root_numel / length).clamp_(max=1)", "self.root_numel / length)"),
+        ("max_rms of a sum", "max_rms * self.root_numel / length", "max_rms * self.numel / length"),
         (
             "momentum is the weight of the gradient",
             "grads.average_(self, 1 - momentum, limit, ok)",
             "grads.average_(self, momentum, limit, ok)",
         ),
-        ("a weight of zero", ".clamp_min_(torch.finfo(self.dtype).tiny)", ""),
+        ("a weight of zero", ".clamp_min(torch.finfo(self.dtype).tiny)", ""),
         (
             "the length before the division",
             "d.length.to(self.dtype) / m.weight, m.weight",
@@ -912,8 +912,8 @@ MUTANTS = [
         "engine/test_recorder.py::test_recorded_steps_are_steps[Whitening(of_average=True)-bad_gradient-{}]",
         (
             "a weight counts what is not usable",
-            "torch.where(ok, torch.lerp(totals, torch.ones_like(totals), rest), totals)",
-            "torch.lerp(totals, torch.ones_like(totals), rest)",
+            "torch.where(ok, torch.lerp(old, torch.ones_like(old), rest), old)",
+            "torch.lerp(old, torch.ones_like(old), rest)",
         ),
     ),
     # Blocks, and the sample of a step.
@@ -1000,7 +1000,7 @@ MUTANTS = [
     *of(
         "optimizer.py",
         "state/test_choices.py::test_step_sizes_of_Q_are_those_of_the_structure_unless_given",
-        ("step sizes are those of the optimizer's structure", "of_Q(structure,", "of_Q(self.preconditioner,"),
+        ("step sizes are those of the optimizer's structure", "resolve(structure,", "resolve(self.preconditioner,"),
     ),
     *of(
         "state/loading.py",

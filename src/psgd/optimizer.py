@@ -62,8 +62,11 @@ class PSGD(Optimizer):
             inverse-free factors have a way of their own
         momentum: decay of the average of gradients that is preconditioned; 0 for none. By default 0.9.
         weight_decay: decoupled weight decay
-        update_every: number of steps from one update of ``Q`` to the next; steps between need no second gradient
-        update_anneal: number of steps over which updates become rarer, from every step to ``update_every``
+        update_every: number of steps from one update of ``Q`` to the next; steps between need no second gradient. By
+            default 1; for inverse-free factors on a CPU, with ``Whitening`` or if axes are long, 10 or more, so that
+            updates cost about as much as gradients of 128 samples.
+        update_anneal: number of steps over which updates become rarer, from every step to ``update_every``; by default
+            0, and 100 where the optimizer chooses ``update_every`` and that is not 1
         max_rms: largest root mean square of the preconditioned gradient of a block; by default 1.1 with ``Whitening``,
             which makes it about 1, else infinite
         max_norm: largest length of the preconditioned gradient of all parameters together
@@ -138,8 +141,8 @@ class PSGD(Optimizer):
         normalize: Normalization | None = None,
         momentum: float | None = None,
         weight_decay: float = 0.0,
-        update_every: int = 1,
-        update_anneal: int = 0,
+        update_every: int | None = None,
+        update_anneal: int | None = None,
         max_rms: float | None = None,
         max_norm: float | None = None,
         clip_outliers: float = 3.0,
@@ -162,14 +165,12 @@ class PSGD(Optimizer):
             "cuda_graph": bool(cuda_graph),
             "error_if_nonfinite": bool(error_if_nonfinite),
         }
-        self._steps_of_Q = (precond_lr, precond_boost)
+        self._given = options.Given(precond_lr, precond_boost, update_every, update_anneal)
         numbers = {
             "lr": probe.lr if lr is None else lr,
-            **options.of_Q(preconditioner, probe.whitens, precond_lr, precond_boost),
+            **self._given.resolve(preconditioner, probe.whitens),
             "momentum": probe.momentum if momentum is None else momentum,
             "weight_decay": weight_decay,
-            "update_every": update_every,
-            "update_anneal": update_anneal,
             "max_rms": probe.max_rms if max_rms is None else max_rms,
             "max_norm": max_norm,
             "clip_outliers": clip_outliers,
@@ -300,13 +301,13 @@ class PSGD(Optimizer):
         structure, blocks = self._store.choices_of(index, group)
         own = where if "preconditioner" in group else ""
         checks.fits_structure(structure, self.precond_dtype, self.normalize, own)
-        if "precond_lr" in group:  # a step size of one's own has no boost, unless that is given too
-            group.setdefault("precond_boost", 1.0)
+        for name, follower, value in options.FOLLOWING:
+            if name in group:
+                group.setdefault(follower, value)
         tensors = checks.tensors_of(group["params"])
         self._ranks.check_new(tensors, where)
         placed = self._store.divide(tensors, blocks)
-        largest = max((each.block.numel for each in placed), default=1)
-        for name, number in options.of_Q(structure, self.probe.whitens, *self._steps_of_Q, largest).items():
+        for name, number in self._given.resolve(structure, self.probe.whitens, placed).items():
             group.setdefault(name, number)
         options.check({**self.defaults, **group}, where)
         if self._ranks.has_all:
@@ -344,7 +345,7 @@ class PSGD(Optimizer):
         self._ranks.check_copy()
         chosen = {name: getattr(self, name) for name in self._choice_names}
         state = {"state": checkpoint.copied(self.state), "_choice_names": self._choice_names}
-        return {**super().__getstate__(), **chosen, **state, "_steps_of_Q": self._steps_of_Q}
+        return {**super().__getstate__(), **chosen, **state, "_given": self._given}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -8,15 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .blocks import Affine, PerTensor
+from .blocks import Affine
 from .groups import Kronecker
 from .optimizer import PSGD
 from .probes import FiniteDifference, Whitening
-
-#: longest axis whose dense factor is updated at every step on a CPU; with longer ones, updates become rare
-SHORT = 256
-#: options for models with longer axes: after 100 steps, one update of ``Q`` in ten
-RARELY = {"update_every": 10, "update_anneal": 100}
 
 
 def whiten(
@@ -38,8 +33,7 @@ def whiten(
             none, except for the biases of recurrent layers, which are one block with the weights
         max_dense: longest axis with a dense factor, see ``Kronecker``. The rows of an embedding have a diagonal factor
             if there are more of them than columns.
-        options: further options of ``PSGD``. If the model is on a CPU and has axes longer than 256 with dense factors,
-            ``update_every`` is 10 by default, and ``update_anneal`` 100.
+        options: further options of ``PSGD``
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Linear(8, 2))
@@ -96,10 +90,7 @@ def _optimizer(
     own_structure = "preconditioner" in options
     groups = param_groups(model, weight_decay, None if own_structure else max_dense)
     structure = Kronecker(max_dense=max_dense)
-    usual: dict[str, Any] = {"preconditioner": structure}
-    if not own_structure and "update_every" not in options and _costs_much(groups, structure):
-        usual |= RARELY
-    return PSGD(groups, lr, **{**usual, **options})
+    return PSGD(groups, lr, **{"preconditioner": structure, **options})
 
 
 def param_groups(model: nn.Module, weight_decay: float = 0.0, max_dense: int | None = None) -> list[dict[str, Any]]:
@@ -140,17 +131,6 @@ def _embeddings(model: nn.Module, max_dense: int) -> list[dict[str, Any]]:
         if p in weights and p.requires_grad and p.shape[1] < p.shape[0]:
             groups.setdefault(min(p.shape[1], max_dense), []).append((name, p))
     return [{"params": named, "preconditioner": Kronecker(max_dense=width)} for width, named in groups.items()]
-
-
-def _costs_much(groups: list[dict[str, Any]], usual: Kronecker) -> bool:
-    """Whether updates of ``Q`` at every step would take longer than the gradients of most models, on a CPU."""
-    for group in groups:
-        structure, rule = group.get("preconditioner", usual), group.get("blocks", PerTensor())
-        on_cpu = [(i, p) for i, (_, p) in enumerate(group["params"]) if p.device.type == "cpu" and p.numel()]
-        shapes = [block.shape for block in rule.divide(on_cpu)]
-        if any(n > SHORT and structure.is_dense(n, shape) for shape in shapes for n in shape):
-            return True
-    return False
 
 
 def _recurrent(model: nn.Module) -> Iterator[dict[str, Any]]:

@@ -161,7 +161,7 @@ def _trained(probe: Any, change: Callable[[PSGD, Params, int], None], steps: int
     params = [nn.Parameter(torch.randn(shape, dtype=torch.float64)) for shape in SHAPES]
     second = options.pop("second", None)  # a param group of its own for every other parameter
     groups = params if second is None else [{"params": params[::2]}, {"params": params[1::2], **second}]
-    optimizer = PSGD(groups, lr=0.02, probe=probe, max_rms=1.1, **options)
+    optimizer = PSGD(groups, lr=0.02, probe=probe, max_rms=1.1, **{"update_every": 1, **options})
     for step in range(steps):
 
         def slopes(step=step) -> list[torch.Tensor]:
@@ -405,7 +405,7 @@ def test_steps_are_recorded_if_a_whole_param_group_never_has_gradients(counted: 
 def test_autograd_is_told_of_steps_that_are_replayed(counted: Counter[str]):
     """Parameters and ``Q`` change in memory, which it cannot see: their versions change too."""
     theta = nn.Parameter(torch.randn(4, 3))
-    optimizer = PSGD([theta], lr=0.01, probe=Whitening())
+    optimizer = PSGD([theta], lr=0.01, probe=Whitening(), update_every=1)
     for _ in range(40):
         theta.grad = torch.randn(4, 3)
         tensors = [theta, optimizer.stacks[0].group.buffers()["Q0_root"]]

@@ -91,7 +91,7 @@ def whitening(
     max_dense: int = 2048,
     inverse_free: bool = True,
     precond_dtype: torch.dtype | None = None,
-    update_every: int = 1,
+    update_every: int | None = None,
 ) -> Steps:
     """PSGD in an ordinary loop, with defaults for everything but the structure."""
     return PSGD(

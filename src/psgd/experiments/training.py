@@ -22,6 +22,7 @@ PLAIN = {"SGD": torch.optim.SGD, "RMSProp": torch.optim.RMSprop, "Adam": torch.o
 AS_IN_THE_PAPER: dict[str, Any] = {
     "init": "identity",
     "momentum": 0.0,
+    "update_every": 1,
     "clip_outliers": math.inf,
     "clip_steps": math.inf,
 }

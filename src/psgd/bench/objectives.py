@@ -1,16 +1,10 @@
-"""Problems on which optimizers are compared: four of the paper's own, and four of ``hard``.
-
-Every method has three learning rates for each problem, and otherwise its defaults. A further row, "tuned by hand", is
-PSGD with a structure, ``precond_lr``, ``max_norm`` and ``momentum`` for each problem, which no other method has. These
-were chosen with other seeds than that of the benchmark: from about ten settings for the zebra and the equalizer, and
-from about forty for Rosenbrock in 100 dimensions, where only the probes are random, and for logistic regression.
-"""
+"""Problems on which optimizers are compared: four of the paper's own, and four of ``hard``."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,15 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import PSGD, Affine, Dense, FiniteDifference, Joint, Whitening
+from .. import PSGD, Dense, FiniteDifference, Joint
 from ..experiments import digits, equalizer, mnist, recurrent, zebra
-from ..experiments.training import AS_IN_THE_PAPER
 from .hard import Start, start_logistic, start_rosenbrock, start_tensor
 from .isolate import SkippedError
-from .peers import LBFGS, Peer, Steps
-
-#: name of PSGD with settings of its own for each problem
-BY_HAND = "PSGD, tuned by hand"
+from .peers import Peer, Steps
 
 
 @dataclass(frozen=True)
@@ -39,11 +29,10 @@ class Problem:
         goal: name of the number
         target: value below which the problem counts as solved
         start: makes the problem, from a device and a seed
-        plain: three learning rates for SGD; with momentum a third of them
-        adaptive: three learning rates for Adam, and for all whose steps do not depend on the scale of the loss
-        psgd: the choices and numbers of PSGD tuned by hand; half and twice its ``lr`` are tried, too
         every: steps from one evaluation of the goal to the next
-        seconds: time with one learning rate, after which the problem counts as not solved
+        seconds: time of a run, after which the problem counts as not solved
+        random: whether anything depends on the seed
+        small: whether there are few enough parameters for one dense preconditioner
     """
 
     name: str
@@ -51,43 +40,20 @@ class Problem:
     goal: str
     target: float
     start: Callable[[str, int], Start]
-    plain: tuple[float, float, float]
-    adaptive: tuple[float, float, float]
-    psgd: Mapping[str, Any] = field(default_factory=dict)
     every: int = 1
     seconds: float = 5.0
-
-    def by_hand(self, seed: int) -> Peer:
-        """PSGD with settings of this problem, of which ten to forty were tried, beside those of the paper."""
-        choices = {**AS_IN_THE_PAPER, **self.psgd}
-        lr = choices.pop("lr")
-        return Peer(BY_HAND, partial(fitted, seed=seed, **choices), lr=lr, closure=True)
-
-    def rates(self, peer: Peer) -> list[float]:
-        """Learning rates to try, the middle one first; LBFGS, which has a line search, needs only one.
-
-        They are those of SGD or of Adam, scaled by the usual ratio of the peer's learning rates to these.
-        """
-        if peer == LBFGS:
-            return [peer.lr]
-        if peer.closure:
-            usual, three = 1.0, (0.5, 1.0, 2.0)
-        else:
-            usual, three = (0.1, self.plain) if peer.plain else (1e-3, self.adaptive)
-        low, middle, high = (float(f"{rate * peer.lr / usual:.3g}") for rate in three)
-        return [middle, low, high]
+    random: bool = True
+    small: bool = True
 
 
-def usual(seed: int) -> Peer:
-    """PSGD as it comes: with curvature from finite differences."""
-    return Peer("PSGD", partial(fitted, seed=seed), lr=FiniteDifference.lr, closure=True)
+def fitted(params: Sequence[Tensor], hidden: Sequence[Tensor], lr: float, **options: Any) -> Steps:
+    """PSGD as it comes, with curvature from finite differences."""
+    return PSGD(params, lr, **options)
 
 
-def fitted(params: list[Tensor], hidden: list[Tensor], lr: float, **options: Any) -> Steps:
-    groups: Any = params
-    if isinstance(options.get("blocks"), Affine):  # weights and biases alternate in all these networks
-        groups = [{"params": list(layer)} for layer in zip(params[::2], params[1::2], strict=True)]
-    return PSGD(groups, lr, **options)
+#: PSGD with one factor for each axis, and with one dense preconditioner for all parameters
+NEWTON = Peer("PSGD", fitted, lr=FiniteDifference.lr, closure=True)
+DENSE = Peer("PSGD, dense", partial(fitted, preconditioner=Dense(), blocks=Joint()), FiniteDifference.lr, closure=True)
 
 
 # ---------------------------------------------------------------- the paper's
@@ -158,7 +124,7 @@ def start_mnist(device: str, seed: int, size: int = 500) -> Start:
     return Start(list(model.parameters()), shuffled(images, labels, generator, size), loss, judge)
 
 
-#: problems; their learning rates go from small ones to the largest that are stable
+#: all problems
 PROBLEMS: dict[str, Problem] = {
     problem.name: problem
     for problem in (
@@ -168,9 +134,6 @@ PROBLEMS: dict[str, Problem] = {
             "cross entropy",
             0.3,
             start_zebra,
-            plain=(0.3, 1.0, 3.0),
-            adaptive=(3e-3, 1e-2, 3e-2),
-            psgd={"lr": 0.4, "precond_lr": 0.05, "preconditioner": Dense(), "blocks": Joint()},
             every=100,
             seconds=10.0,
         ),
@@ -180,9 +143,6 @@ PROBLEMS: dict[str, Problem] = {
             "interference",
             0.1,
             start_equalizer,
-            plain=(0.005, 0.01, 0.02),
-            adaptive=(3e-3, 1e-2, 3e-2),
-            psgd={"lr": 0.05, "precond_lr": 0.2},
             every=50,
         ),
         Problem(
@@ -191,10 +151,8 @@ PROBLEMS: dict[str, Problem] = {
             "squared error",
             0.01,
             start_addition,
-            plain=(0.03, 0.1, 0.3),
-            adaptive=(3e-4, 1e-3, 3e-3),
-            psgd={"lr": 0.5, "precond_lr": 0.1, "max_norm": 0.05, "momentum": 0.9, "blocks": Affine()},
             every=20,
+            small=False,
         ),
         Problem(
             "mnist",
@@ -202,18 +160,9 @@ PROBLEMS: dict[str, Problem] = {
             "test error",
             0.025,
             start_mnist,
-            plain=(0.1, 0.2, 0.3),
-            adaptive=(3e-4, 1e-3, 2e-3),
-            psgd={
-                "lr": 0.002,
-                "probe": Whitening(of_average=True),
-                "precond_lr": 0.3,
-                "precond_dtype": torch.bfloat16,
-                "update_every": 20,
-                "update_anneal": 100,
-            },
             every=24,
             seconds=15.0,
+            small=False,
         ),
         Problem(
             "rosenbrock2",
@@ -221,11 +170,9 @@ PROBLEMS: dict[str, Problem] = {
             "loss",
             1e-8,
             start_rosenbrock,
-            plain=(3e-4, 1e-3, 2e-3),
-            adaptive=(1e-2, 3e-2, 1e-1),
-            psgd={"lr": 0.5, "precond_lr": 0.1, "max_norm": 1.0, "preconditioner": Dense()},
             every=10,
             seconds=3.0,
+            random=False,
         ),
         Problem(
             "rosenbrock100",
@@ -233,11 +180,9 @@ PROBLEMS: dict[str, Problem] = {
             "loss",
             1e-6,
             partial(start_rosenbrock, dimensions=100),
-            plain=(3e-4, 1e-3, 2e-3),
-            adaptive=(3e-3, 1e-2, 3e-2),
-            psgd={"lr": 0.1, "precond_lr": 0.15, "max_norm": 1.0, "momentum": 0.95},
             every=10,
             seconds=4.0,
+            random=False,
         ),
         Problem(
             "logistic",
@@ -245,9 +190,6 @@ PROBLEMS: dict[str, Problem] = {
             "loss over the least",
             1e-4,
             start_logistic,
-            plain=(3.0, 10.0, 30.0),
-            adaptive=(0.1, 0.3, 1.0),
-            psgd={"lr": 1.0, "precond_lr": 0.15},
             every=10,
             seconds=7.0,
         ),
@@ -257,9 +199,6 @@ PROBLEMS: dict[str, Problem] = {
             "relative squared error",
             1e-6,
             start_tensor,
-            plain=(0.3, 1.0, 3.0),
-            adaptive=(1e-2, 3e-2, 1e-1),
-            psgd={"lr": 0.5, "precond_lr": 0.1, "max_norm": 10.0},
             every=10,
             seconds=4.0,
         ),

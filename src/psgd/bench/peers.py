@@ -41,10 +41,9 @@ class Peer:
     Args:
         name: name in tables and for ``--peers``
         make: a function at the top of a module, or a ``partial`` of one; it imports what it needs
-        lr: a learning rate that is sensible for a neural network
+        lr: default of its learning rate, as its package has it
         package: name of its package, if that is neither torch nor ours
         closure: whether ``step`` wants a closure that it can call several times
-        plain: whether steps are proportional to the gradient, so that a good rate depends on the scale of the loss
     """
 
     name: str
@@ -52,7 +51,6 @@ class Peer:
     lr: float
     package: str | None = None
     closure: bool = False
-    plain: bool = False
 
     def optimizer(
         self, params: Iterable[Tensor], lr: float | None = None, hidden: Sequence[Tensor] | None = None
@@ -217,10 +215,10 @@ def _other(package: str, name: str, lr: float, make: Callable[..., Steps] = impo
     return Peer(f"{package}.{name}", partial(make, package=package, name=name, **options), lr, package)
 
 
-SGD = Peer("SGD", sgd, lr=0.1, plain=True)
-MOMENTUM = Peer("momentum", partial(sgd, momentum=0.9), lr=0.03, plain=True)
+SGD = Peer("SGD", sgd, lr=1e-3)
+MOMENTUM = Peer("momentum", partial(sgd, momentum=0.9), lr=1e-3)
 ADAM = Peer("Adam", adam, lr=1e-3)
-RMSPROP = Peer("RMSprop", rmsprop, lr=1e-3)
+RMSPROP = Peer("RMSprop", rmsprop, lr=1e-2)
 LBFGS = Peer("LBFGS", lbfgs, lr=1.0, closure=True)
 
 #: all peers but our own, in the order of the tables

@@ -1,0 +1,60 @@
+"""Every optimizer has the same number of learning rates over the same factor; winners are inside of what was tried."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from psgd.bench import protocol
+from psgd.bench.protocol import Search, spread
+
+
+def tried(default: float, best: float) -> tuple[list[float], float]:
+    """Learning rates of a search whose score is the distance from the best one, and its result."""
+    search, rates = Search(default), []
+    for lr in search:
+        rates.append(lr)
+        search.tell(abs(math.log(lr / best)))
+    return rates, search.best
+
+
+@pytest.mark.parametrize("default", [1e-3, 0.02, 0.5])
+def test_seven_learning_rates_over_a_factor_of_a_thousand_around_the_default(default):
+    rates, best = tried(default, default)
+    assert rates[0] == best == default
+    assert len(set(rates)) == 7
+    assert max(rates) / min(rates) == pytest.approx(1000, rel=0.01)
+    assert math.sqrt(max(rates) * min(rates)) == pytest.approx(default, rel=0.01)
+
+
+@pytest.mark.parametrize("factor", [10**-2.5, 10**-1.5, 10**1.5, 100])
+def test_the_range_is_extended_until_the_best_is_inside(factor):
+    rates, best = tried(1e-3, 1e-3 * factor)
+    assert best == pytest.approx(1e-3 * factor, rel=0.01)
+    assert min(rates) < best < max(rates)
+
+
+def test_it_is_not_extended_for_ever():
+    rates, best = tried(1e-3, 1e9)
+    assert len(rates) == 7 + protocol.FURTHER
+    assert best == max(rates)
+
+
+def test_of_equal_ones_that_closest_to_the_default_is_taken():
+    search = Search(1e-3)
+    for _ in search:
+        search.tell(math.inf)
+    assert search.best == 1e-3
+    assert len(search.scores) == 7
+
+
+def test_seeds_of_results_are_others_than_those_of_tuning():
+    assert protocol.TUNING_SEED not in protocol.TEST_SEEDS
+    assert len(protocol.TEST_SEEDS) >= 3
+    assert str(protocol.TUNING_SEED) in protocol.TEXT
+
+
+def test_spread():
+    assert spread([2.0]) == "2"
+    assert spread([1234.0, 2.0, 3.0]) == "3 (2–1,234)"

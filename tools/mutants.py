@@ -998,6 +998,37 @@ MUTANTS = [
         ("choices of groups may differ between ranks", "[group.get(name) for group in own]", "[]"),
     ),
     *of(
+        "state/options.py",
+        "state/test_options.py",
+        ("curvature is updated rarely too", "if not (whitening or costs_much):", "if False:"),
+        ("few numbers are updated most rarely", "every >= least and of_updates >= MUCH", "every >= least"),
+        (
+            "structures that draw random numbers too",
+            "if not all(group.whitens for group in groups.values()):",
+            "if False:",
+        ),
+        ("updates are rare on every device", 'all(device.type == "cpu" for *_, device in blocks)', "True"),
+    ),
+    *of(
+        "engine/limits.py",
+        "engine/test_limits.py",
+        (
+            "the host always looks",
+            "if not look or not bool((lengths <= bound).all()):",
+            "if not bool((lengths <= bound).all()):",
+        ),
+        ("nobody is shortened if one is not", "(lengths <= bound).all()", "(lengths <= bound).any()"),
+    ),
+    *of(
+        "engine/tensors.py",
+        "engine/test_recorder.py",
+        (
+            "a recording looks at lengths",
+            "    def can_look(self, bucket: Bucket) -> bool:\n        return False",
+            "    def can_look(self, bucket: Bucket) -> bool:\n        return True",
+        ),
+    ),
+    *of(
         "optimizer.py",
         "state/test_choices.py::test_step_sizes_of_Q_are_those_of_the_structure_unless_given",
         ("step sizes are those of the optimizer's structure", "resolve(structure,", "resolve(self.preconditioner,"),

@@ -29,6 +29,7 @@ def test_whitening_updates_rarely_on_a_cpu():
 def test_curvature_updates_at_every_step_unless_axes_are_long():
     curvature = FiniteDifference()
     assert schedule((4, 3), (256, 256), probe=curvature) == (1, 0)
+    assert schedule((200,), probe=curvature) == (1, 0)  # a function of few numbers
     assert schedule((512, 512), probe=curvature) == (12, 100)
     assert schedule((512, 512), probe=curvature, preconditioner=Kronecker(max_dense=256)) == (1, 0)
 
@@ -39,6 +40,7 @@ def test_the_longer_the_axes_the_rarer_the_updates():
     assert found == [10, 12, 24, 49]
     assert schedule((784, 300), (300,), (300, 10), (10,))[0] == 20
     assert schedule((512, 512), preconditioner=Kronecker(max_dense=256))[0] == 10
+    assert schedule((200,))[0] == 10  # a function of few numbers
 
 
 @pytest.mark.parametrize("structure", [Dense(), Diagonal(), LimitedMemory(), Kronecker(inverse_free=False)], ids=str)

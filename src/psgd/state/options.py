@@ -80,6 +80,8 @@ FOLLOWING = (("precond_lr", "precond_boost", 1.0), ("update_every", "update_anne
 SAMPLES = 128
 #: fewest and most steps between two updates of ``Q``, where updates at every step would cost much on a CPU
 RARELY = (10, 100)
+#: FLOPs of an update from which on it lasts longer on a CPU than all else that an optimizer does in a step
+MUCH = 2e8
 #: number of steps after which updates are as rare as that
 ANNEAL = 100
 
@@ -117,7 +119,8 @@ def _on_cpu(structure: Structure, whitening: bool, blocks: Sequence[Placed]) -> 
 
     A gradient costs three products with each parameter and sample. Inverse-free factors whiten without random numbers,
     and ``P`` of gradients changes slowly: there updates at every step gain nothing on networks, and double the time of
-    a step even if axes are short. Curvature is worth an update at every step, unless axes are long.
+    a step even if axes are short. Curvature is worth an update at every step, unless axes are long. Small models, such
+    as functions of few numbers, have no mini-batches of samples to compare with.
     """
     shapes = Counter(block.shape for block, *_ in blocks)
     groups = {shape: structure.init(shape, dtype=torch.float32, device="meta") for shape in shapes}
@@ -126,9 +129,10 @@ def _on_cpu(structure: Structure, whitening: bool, blocks: Sequence[Placed]) -> 
     of_updates = sum(count * sum(groups[shape].flops(update_every=1)) for shape, count in shapes.items())
     of_gradient = sum(count * math.prod(shape) for shape, count in shapes.items()) * 6 * SAMPLES
     every, (least, most) = int(of_updates / of_gradient), RARELY
-    if every < least and not whitening:
+    costs_much = every >= least and of_updates >= MUCH
+    if not (whitening or costs_much):
         return {}
-    return {"update_every": min(max(every, least), most), "update_anneal": ANNEAL}
+    return {"update_every": min(every, most) if costs_much else least, "update_anneal": ANNEAL}
 
 
 def _shown(value: Any) -> str:

@@ -88,6 +88,8 @@ def test_factors_exist_only_where_a_gradient_is_shortened():
     factor, _ = limits.of_gradients(torch.tensor([1.0, 9.0]), longest, 3.0, YES, look=True)
     assert factor is not None
     assert factor.tolist() == [1.0, pytest.approx(2 / 3)]
+    factor, _ = limits.of_gradients(torch.tensor([1.0, 1.0]), longest, 3.0, YES, look=False)
+    assert factor is not None  # a host that must not look cannot know
 
 
 def test_gradients_of_zero_leave_the_limit_as_it_is():

@@ -855,7 +855,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "engine/bucket.py",
+        "engine/tables.py",
         "engine/test_recorder.py::test_recorded_steps_are_steps[Whitening(of_average=True)-nothing-{}]",
         ("rows of a stack begin at one place", "starts.append(start + row * numel)", "starts.append(start)"),
     ),
@@ -985,12 +985,16 @@ MUTANTS = [
         "state/test_choices.py",
         ("choices may change", "            self._check_choices()\n", "            pass\n"),
         ("a group without parameters hides that it was taken out", " and len(self.groups) == len(self.choices)", ""),
+        ("structures share templates", "key = id(structure), shape", "key = 0, shape"),
+    ),
+    *of(
+        "state/layout.py",
+        "state/test_choices.py",
         (
             "all groups are fitted with one structure",
-            "self.choices[kind[0]].preconditioner",
-            "self._usual.preconditioner",
+            "self.store.choices[kind[0]].preconditioner",
+            "self.store.choices[0].preconditioner",
         ),
-        ("structures share templates", "key = id(structure), shape", "key = 0, shape"),
     ),
     *of(
         "state/facts.py",
@@ -1218,13 +1222,13 @@ MUTANTS = [
     ),
     # Diagnostics.
     *of(
-        "diagnostics.py",
-        "test_diagnostics.py::test_lanczos_stays_orthogonal",
+        "ops/lanczos.py",
+        "ops/test_lanczos.py::test_lanczos_stays_orthogonal",
         ("vectors are made orthogonal once", "for _ in range(2):", "for _ in range(1):"),
         ("vectors are made orthogonal to the last two alone", "V = torch.stack(basis)", "V = torch.stack(basis[-2:])"),
     ),
     *of(
-        "diagnostics.py",
+        "ops/lanczos.py",
         "test_diagnostics.py::test_matrix_free_estimates_know_their_errors",
         ("the spread is a variance", "return variance.sqrt()", "return variance"),
     ),

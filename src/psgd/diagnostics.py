@@ -21,12 +21,11 @@ from torch import Tensor
 
 from .blocks import Block
 from .ops.distributed import is_dtensor
+from .ops.lanczos import lanczos_quadrature, log_spread, mean_over_spectrum
 from .ops.real import as_real, from_real
 from .optimizer import PSGD
 from .probes.closures import evaluate_forward
 from .probes.restore import Gradients
-
-LinearMap = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -146,8 +145,8 @@ def model_properties(
     def estimate(some: Sequence[int]) -> Tensor:
         H, PH = ([each[k] for k in some] for each in (plain, preconditioned))
         trace_P2 = torch.stack([squares[k] for k in some]).mean()
-        trace_H_2 = _mean_over_spectrum(H, lambda eigenvalues: eigenvalues**-2) * operators.size
-        return torch.stack([_spread(H) / _spread(PH), _mean_over_spectrum(PH, torch.abs), trace_H_2 / trace_P2])
+        trace_H_2 = mean_over_spectrum(H, lambda eigenvalues: eigenvalues**-2) * operators.size
+        return torch.stack([log_spread(H) / log_spread(PH), mean_over_spectrum(PH, torch.abs), trace_H_2 / trace_P2])
 
     everyone = list(range(probes))
     found = estimate(everyone).tolist()
@@ -218,35 +217,6 @@ def model_spectrum(
     found = [lanczos_quadrature(operators.QHQt, z, iterations) for z in vectors]
     nodes, weights = (torch.cat(parts) for parts in zip(*found, strict=True))
     return Spectrum(nodes, weights / len(found))
-
-
-def lanczos_quadrature(A: LinearMap, z: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights with ``zᵀ f(A) z / zᵀz ≈ Σ weight · f(node)`` for a symmetric ``A``.
-
-    They are exact for polynomials ``f`` of a degree below twice the number of iterations. Every new vector is made
-    orthogonal to all earlier ones, twice, as rounding would otherwise bring back eigenvalues already found.
-    """
-    basis = [z / torch.linalg.vector_norm(z)]
-    diagonal: list[Tensor] = []
-    beside: list[Tensor] = []
-    for _ in range(min(iterations, z.numel())):
-        w = A(basis[-1])
-        diagonal.append(basis[-1] @ w)
-        V = torch.stack(basis)
-        for _ in range(2):
-            w = w - V.mT @ (V @ w)
-        length = torch.linalg.vector_norm(w)
-        scale = torch.stack(diagonal).abs().max()
-        if not length > 10 * torch.finfo(z.dtype).eps * scale:
-            break
-        beside.append(length)
-        basis.append(w / length)
-    beside = beside[: len(diagonal) - 1]
-    T = torch.diag(torch.stack(diagonal))
-    if beside:
-        T = T + torch.diag(torch.stack(beside), 1) + torch.diag(torch.stack(beside), -1)
-    nodes, vectors = torch.linalg.eigh(T)
-    return nodes, vectors[0].square()
 
 
 class _Operators:
@@ -331,14 +301,3 @@ def _trainable(blocks: Sequence[Block], params: Sequence[Tensor]) -> list[int]:
                 "wants blocks of one kind, as PerTensor() makes them"
             )
     return chosen
-
-
-def _mean_over_spectrum(quadratures: list[tuple[Tensor, Tensor]], f: LinearMap) -> Tensor:
-    """``tr f(A) / n``, averaged over the probes."""
-    return torch.stack([(weights * f(nodes)).sum() for nodes, weights in quadratures]).mean()
-
-
-def _spread(quadratures: list[tuple[Tensor, Tensor]]) -> Tensor:
-    mean = _mean_over_spectrum(quadratures, lambda nodes: nodes.abs().log())
-    variance = _mean_over_spectrum(quadratures, lambda nodes: (nodes.abs().log() - mean).square())
-    return variance.sqrt()

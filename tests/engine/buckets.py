@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from psgd import Kronecker
 from psgd.blocks import PerTensor
-from psgd.engine.bucket import Bucket, Direction, Room
+from psgd.engine.bucket import Bucket
+from psgd.engine.direction import Direction, Room
 from psgd.engine.stack import Stack
 from psgd.groups import Structure
 from psgd.groups.base import Preconditioned, Scaled

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from psgd import Diagonal, Kronecker
-from psgd.engine.bucket import Bucket, Room
+from psgd.engine.bucket import Bucket
+from psgd.engine.direction import Room
 from psgd.engine.part import MostOfBucket, SomeOfBucket, having
 from psgd.engine.tensors import Tensors
 from psgd.groups import Structure

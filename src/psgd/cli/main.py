@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import re
-import tempfile
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 import typer
 
 from .. import __version__
@@ -23,9 +18,10 @@ from ..experiments.figures import FIGURES
 from ..experiments.reproduce import Order
 from ..experiments.reproduce import reproduce as reproduce_figures
 from ..monitor.history import HistoryError
+from . import arguments
 from . import plan as plan_command
 from . import watch as terminal
-from .output import Commands, FailedError, Json, Output, Quiet, Stream, interrupted, run
+from .output import Commands, FailedError, Json, Output, Quiet, Stream, interrupted, run, verdicts
 
 app = typer.Typer(
     cls=Commands,
@@ -103,12 +99,12 @@ def demo(
       psgd demo --iterations 1000 --json --quiet
     """
     printer = Output(as_json=as_json, quiet=quiet)
-    with _writing(out):
-        _try_writing(out)
+    with arguments.writing(out):
+        arguments.try_writing(out)
     path = out / "zebra.png"
     finished = zebra_demo.demo(printer.progress, iterations=iterations, seed=seed, paper=paper)
     printer.results.print(zebra_demo.table(finished))
-    with _saving(path):
+    with arguments.saving(path):
         zebra_demo.draw(finished).savefig(path, dpi=150)
     printer.results.say(f"Figure: {path}")
     numbers = {"iterations": iterations, "seed": seed, "runs": zebra_demo.numbers(finished)}
@@ -148,11 +144,11 @@ def reproduce(
       psgd reproduce fig6 --full             # one figure at the size of the paper
       psgd reproduce fig1 --json --quiet | jq '.figures[].claims[] | {name, holds}'
     """
-    names = _names(figures or ["all"], FIGURES, "'FIGURE'")
-    _check_device(device)
+    names = arguments.names(figures or ["all"], FIGURES, "'FIGURE'")
+    arguments.check_device(device)
     printer = Output(as_json=as_json, quiet=quiet)
-    with _writing(out):
-        _try_writing(out)
+    with arguments.writing(out):
+        arguments.try_writing(out)
     orders = [Order.of(FIGURES[name], full, seeds) for name in names]
     if any(order.figure.digits and order.unfinished(out, device) for order in orders):
         try:
@@ -161,22 +157,22 @@ def reproduce(
             if data is None:
                 raise FailedError(str(error)) from None
             raise typer.BadParameter(str(error), param_hint="'--data'") from None
-    jobs = jobs or _cores()
+    jobs = jobs or arguments.cores()
     happenings = reproduce_figures(orders, out, jobs=jobs, device=device, data=data)
     events = progress.show(printer.progress, happenings, jobs)
     summaries = []
     try:
         while True:
-            with _saving(out):
+            with arguments.saving(out):
                 written = next(events, None)
             if written is None:
                 break
             summaries.append(written.summary)
-            _print_verdicts(printer.results, written.summary)
+            printer.results.say(verdicts(written.summary))
     except pool.KilledError as error:
         raise FailedError(str(error)) from None
     try:
-        with _saving(out):
+        with arguments.saving(out):
             page = html_report.write(out)
     except html_report.ReportError as error:
         raise FailedError(str(error)) from None
@@ -199,7 +195,7 @@ def report(
     """
     printer = Output(as_json=as_json)
     try:
-        with _writing(directory, "'DIR'"):
+        with arguments.writing(directory, "'DIR'"):
             page = html_report.write(directory)
     except html_report.ReportError as error:
         raise typer.BadParameter(str(error), param_hint="'DIR'") from None
@@ -261,8 +257,8 @@ def bench(
       psgd bench step --device cuda --peers AdamW,Muon
       psgd bench fit --json --quiet | jq '.benchmarks[].table'
     """
-    wanted = [BENCHMARKS[name] for name in _names(benchmarks or ["all"], BENCHMARKS, "'BENCHMARK'")]
-    _check_device(device)
+    wanted = [BENCHMARKS[name] for name in arguments.names(benchmarks or ["all"], BENCHMARKS, "'BENCHMARK'")]
+    arguments.check_device(device)
     comparable = [name for name in bench_peers.PEERS if any(name in one.peers for one in wanted)]
     if peers is not None and not comparable:
         raise typer.BadParameter(f"{wanted[0].name} compares with no others", param_hint="'--peers'")
@@ -277,15 +273,15 @@ def bench(
     if text is not None and not text.is_file():
         raise typer.BadParameter(f"{text} is not a file", param_hint="'--text'")
     printer = Output(as_json=as_json, quiet=quiet)
-    with _writing(out):
-        _try_writing(out)
+    with arguments.writing(out):
+        arguments.try_writing(out)
     summaries = []
     for one in wanted:
         among = [peer for peer in chosen if peer.name in one.peers]
         plan = benchmark.Plan(device, among, model if model in one.models else None, quick, limit, text)
         outcomes = benchmark.run(one, plan, printer.progress)
         benchmark.show(one, outcomes, printer.results)
-        with _saving(out):
+        with arguments.saving(out):
             paths = benchmark.write(one, plan, outcomes, out)
         printer.results.say(f"Results: {', '.join(map(str, paths))}")
         summaries.append({**benchmark.summary(one, plan, outcomes), "files": [str(path) for path in paths]})
@@ -297,58 +293,3 @@ def bench(
 
 
 app.command("plan", short_help="Tell beforehand what the state of PSGD takes.")(plan_command.plan)
-
-
-def _names(wanted: Sequence[str], known: Collection[str], hint: str) -> list[str]:
-    names = [name for word in wanted for name in (known if word == "all" else [word])]
-    for name in names:
-        if name not in known:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}, all", param_hint=hint)
-    return list(dict.fromkeys(names))
-
-
-def _check_device(device: str) -> None:
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise typer.BadParameter(f"{device!r} is neither cpu nor cuda", param_hint="'--device'")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise typer.BadParameter(f"{device!r} cannot be used: {reason}", param_hint="'--device'") from None
-
-
-def _cores() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _print_verdicts(stream: Stream, summary: dict[str, Any]) -> None:
-    holding = sum(claim["holds"] for claim in summary["claims"])
-    stream.say(f"{summary['name']}: {summary['title']}: {holding} of {len(summary['claims'])} claims hold")
-    for claim in summary["claims"]:
-        verdict = "holds:         " if claim["holds"] else "does not hold: "
-        stream.say(f"  {verdict}{claim['text']} ({claim['measured']})")
-
-
-def _try_writing(directory: Path) -> None:
-    """Write a file to a directory, so that an error comes now and not after minutes of training."""
-    directory.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=directory).close()
-
-
-@contextmanager
-def _writing(path: Path, hint: str = "'--out'") -> Iterator[None]:
-    """Report errors of writing as wrong arguments, before anything is done."""
-    try:
-        yield
-    except OSError as error:
-        raise typer.BadParameter(f"cannot write {path}: {error.strerror or error}", param_hint=hint) from None
-
-
-@contextmanager
-def _saving(path: Path) -> Iterator[None]:
-    """Report errors of writing as failures, after something was done."""
-    try:
-        yield
-    except OSError as error:
-        raise FailedError(f"cannot write {path}: {error.strerror or error}") from None

@@ -168,3 +168,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def verdicts(summary: dict[str, Any]) -> str:
+    """Claims of a figure, each on a line that says whether it holds."""
+    claims = summary["claims"]
+    holding = sum(claim["holds"] for claim in claims)
+    lines = [f"{summary['name']}: {summary['title']}: {holding} of {len(claims)} claims hold"]
+    for claim in claims:
+        verdict = "holds:         " if claim["holds"] else "does not hold: "
+        lines.append(f"  {verdict}{claim['text']} ({claim['measured']})")
+    return "\n".join(lines)

@@ -2,7 +2,8 @@
 
 from . import flags
 from .autocast import without_autocast
-from .bucket import Bucket, Direction, Room
+from .bucket import Bucket
+from .direction import Direction, Room
 from .motion import Motion
 from .recorder import Recorder
 from .stack import Stack

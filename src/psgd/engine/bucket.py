@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -15,15 +14,16 @@ from torch import Tensor
 
 from ..groups.base import Groups, Preconditioned, Structure, joined
 from ..normalize import Normalization
-from ..ops.factors import MOST
 from ..ops.real import as_real
 from ..ops.streams import sent
 from ..ops.tensor_table import Addresses, TensorTable
 from ..ops.triton import ready
 from ..probes import Average
 from . import limits
+from .direction import Direction, Room
 from .numbers import Numbers, write_
 from .stack import Stack
+from .tables import new_table
 from .tensors import Tensors
 
 if TYPE_CHECKING:
@@ -32,36 +32,6 @@ if TYPE_CHECKING:
 
 #: largest root mean square of a slice, relative to that of its block
 SLICE = 3.0
-
-
-class Room:
-    """Buffer for ``P g`` of all stacks of a bucket, made when first asked for; only if one kernel then moves all."""
-
-    def __init__(self, bucket: Bucket) -> None:
-        self.bucket = bucket
-        self.buffer: Tensor | None = None
-
-    def outs(self) -> list[Tensor | None]:
-        """Part of each stack, or None."""
-        bucket = self.bucket
-        if bucket.table is None:
-            return [None] * len(bucket.stacks)
-        if self.buffer is None:
-            self.buffer = torch.empty(bucket.starts[-1], dtype=bucket.Q.dtype, device=bucket.device)
-        return [*bucket.parts_of(self.buffer)]
-
-
-@dataclass
-class Direction(Preconditioned):
-    """``P m`` of a bucket.
-
-    Args:
-        limit: factor for each block that limits the step
-        buffer: buffer in which all arrays lie, if they do
-    """
-
-    limit: Tensor = field(kw_only=True)
-    buffer: Tensor | None = None
 
 
 class Bucket:
@@ -278,30 +248,7 @@ class Bucket:
         same = self.table is not None and [theta.data_ptr() for theta in thetas] == self.table.pointers
         if not same or not all(theta.is_contiguous() for theta in thetas):
             # While someone records a CUDA graph, nothing can be sent to the device.
-            self.table = None if torch.cuda.is_current_stream_capturing() else self._new_table(thetas)
-
-    def _new_table(self, thetas: Sequence[Tensor]) -> TensorTable | None:
-        single = self.Q.recordable and self.single
-        alike = {(theta.device, theta.dtype, theta.is_contiguous()) for theta in thetas}
-        small = all(theta.numel() < MOST for theta in thetas)
-        if not (single and small and alike == {(self.device, thetas[0].dtype, True)}):
-            return None
-        starts, scales, used = [], [], 1  # the first scale is one
-        axes: list[list[tuple[int, int, int]]] = []
-        slices = 0
-        for stack, start in zip(self.stacks, self.starts, strict=False):
-            dims, axis, numel = stack.group.dims, stack.group.scale_axis, stack.blocks[0].numel
-            count = len(stack.blocks)
-            places = [(n, math.prod(dims[k + 1 :])) for k, n in enumerate(dims)]
-            firsts = list(accumulate((count * n for n in dims), initial=slices))
-            slices = firsts.pop()
-            n, after = (1, numel) if axis is None else places[axis]
-            for row in range(count):
-                starts.append(start + row * numel)
-                scales.append((0 if axis is None else used + row * n, n, after))
-                axes.append([(first + row * of[0], *of) for first, of in zip(firsts, places, strict=True)])
-            used += 0 if axis is None else n * count
-        return TensorTable(thetas, starts, scales, axes)
+            self.table = None if torch.cuda.is_current_stream_capturing() else new_table(self, thetas)
 
     def can_read(self, tensors: Mapping[int, Tensor]) -> bool:
         """Whether kernels can read tensors: as many numbers of the same dtype as each parameter, on the same device."""

@@ -11,7 +11,8 @@ from torch import Tensor
 from ..ops import parameters
 from ..ops.parameters import Flags
 from ..ops.real import as_real
-from .bucket import Bucket, Direction
+from .bucket import Bucket
+from .direction import Direction
 
 Options = Mapping[str, Any]
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ..ops.streams import sent
-from .bucket import Bucket, Direction
+from .bucket import Bucket
+from .direction import Direction
 
 #: largest share of a bucket, in bytes of state, that rests while the whole bucket takes a step; that wastes at most a
 #: third of the work, and copies less than the other way would

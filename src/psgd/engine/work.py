@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..ops.parameters import Flags
 from ..probes import Average, Measured
-from .bucket import Bucket, Room
+from .bucket import Bucket
+from .direction import Room
 from .tensors import Pairs, Tensors
 
 

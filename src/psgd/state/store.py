@@ -18,8 +18,7 @@ from torch import Tensor
 from ..blocks import Block, Blocks
 from ..engine.bucket import Bucket
 from ..engine.graphs import without_garbage_collection
-from ..engine.part import having
-from ..engine.stack import AVERAGE, Stack
+from ..engine.stack import Stack
 from ..groups import Group, Structure
 from ..groups.axes import lower
 from ..normalize import Normalization
@@ -29,7 +28,8 @@ from ..ranks.assign import cost_of
 from ..ranks.base import Ranks
 from . import checks, options
 from .choices import Choices
-from .stacking import add_averages, add_rows, side_by_side, stack_of
+from .layout import Layout
+from .stacking import add_averages, add_rows
 
 
 class Placed(NamedTuple):
@@ -91,12 +91,10 @@ class Store:
         self.homes: dict[Block, int] = {}
         #: state of each parameter, to notice if it is replaced
         self._entries: list[dict[str, Tensor]] = []
-        #: for each block its state, and entries of it that are views of a stack, to notice replaced ones
-        self._views: dict[Block, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
         #: numbers of each param group that were found to be allowed
         self._numbers: dict[int, list[Any]] = {}
-        self._stacks: list[Stack] | None = None
-        self._buckets: list[Bucket] = []
+        #: stacks and buckets of the blocks
+        self._layout = Layout(self)
         self.ranks.reset()
 
     # Parameters and their state.
@@ -147,7 +145,7 @@ class Store:
             if not structure.inverts:
                 triton.prepare(device, dtype, lower(device, dtype))
             states = [self.state_of(block) for block in blocks]
-            right = {name: buffer.shape[1:] for name, buffer in self._template(index, shape, dtype).buffers().items()}
+            right = {name: buffer.shape[1:] for name, buffer in self.template(index, shape, dtype).buffers().items()}
             new = [s for s in states if any(name not in s or s[name].shape != right[name] for name in right)]
             for state in new:
                 for name in state.keys() - {"step", "skipped"}:
@@ -160,9 +158,9 @@ class Store:
                 add_rows(old, {name: zeros[: len(old)]})
             if group["momentum"] > 0:
                 add_averages(states, shape, precise, device)
-        self._stacks = None
+        self._layout = Layout(self)
 
-    def _template(self, index: int, shape: tuple[int, ...], dtype: torch.dtype) -> Group:
+    def template(self, index: int, shape: tuple[int, ...], dtype: torch.dtype) -> Group:
         """Group of one block of a param group, which tells what its ``Q`` is made of, and uses no memory."""
         structure = self.choices[index].preconditioner
         key = id(structure), shape, dtype
@@ -171,7 +169,7 @@ class Store:
         return self._templates[key]
 
     def _cost(self, index: int, placed: Placed) -> float:
-        group = self._template(index, placed.block.shape, placed.dtype)
+        group = self.template(index, placed.block.shape, placed.dtype)
         return cost_of(group, placed.block.numel * self.dtype_of(placed.block).itemsize)
 
     def _home(self, block: Block) -> int:
@@ -280,7 +278,7 @@ class Store:
         for block, i in self.homes.items():
             like = next(v for k, v in entries[i].items() if k.startswith("Q"))
             add_averages([entries[i]], block.shape, self.dtype_of(block), like.device)
-            templates[i] = self._template(self.group_of[i], block.shape, like.dtype)
+            templates[i] = self.template(self.group_of[i], block.shape, like.dtype)
         return entries, templates
 
     def may_be_missing(self) -> list[bool]:
@@ -288,85 +286,10 @@ class Store:
         needed = {i for block, i in self.homes.items() if any(self.params[j].requires_grad for j in block.params)}
         return [not p.requires_grad and i not in needed for i, p in enumerate(self.params)]
 
-    # Stacks and buckets.
-
     def stacks(self) -> list[Stack]:
         """Stacks of blocks of one param group, shape and precision, with their ``Q``; the state holds views of them."""
-        # Others may have replaced tensors of the state, as offloading does.
-        if self._stacks is None or any(
-            entries.get(name) is not view for entries, views in self._views.values() for name, view in views.items()
-        ):
-            self._stack_again()
-        assert self._stacks is not None
-        return self._stacks
-
-    @without_garbage_collection()
-    def _stack_again(self) -> None:
-        """Make stacks and buckets from the state."""
-        self._views = {}
-        self._stacks = self._new_stacks()
-        for stack in self._stacks:
-            self._share_views(stack)
-        self._buckets = self._new_buckets(self._stacks)
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def _new_stacks(self) -> list[Stack]:
-        alike: defaultdict[tuple[Any, ...], list[tuple[Block, dict[str, Tensor]]]] = defaultdict(list)
-        averaging: set[int] = set()
-        for block in self.blocks:
-            state = self.state_of(block)
-            like = next(v for k, v in state.items() if k.startswith("Q"))
-            kind = self._kind_of(block)
-            alike[block.shape, like.dtype, self.dtype_of(block), like.device, kind].append((block, state))
-            if "momentum" in state:
-                averaging.add(kind[0])
-        stacks = []
-        for (shape, dtype, precise, device, kind), same in alike.items():
-            blocks, states = zip(*same, strict=True)
-            template = self._template(kind[0], shape, dtype)
-            stacks.append(stack_of(blocks, states, template, precise, device, kind[0] in averaging))
-        return side_by_side(stacks, self._key)
-
-    def _kind_of(self, block: Block) -> tuple[int, torch.dtype]:
-        """Param group of a block, and dtype of its parameters: kernels want one dtype."""
-        first = block.params[0]
-        return self.group_of[first], self.params[first].dtype
-
-    def _key(self, stack: Stack) -> tuple[Any, ...]:
-        """Key that the stacks of a bucket have in common."""
-        return self._kind_of(stack.blocks[0]), stack.device, stack.like.dtype, stack.dtype
-
-    def _share_views(self, stack: Stack) -> None:
-        """Make the state of a stack's parameters views of the stack."""
-        buffers = stack.buffers()
-        # Tools replace all entries of Q or none: it is enough to watch one of them, and the average.
-        watched = [next(iter(buffers)), *(name for name in AVERAGE if name in buffers)]
-        states = [self.state_of(block) for block in stack.blocks]
-        add_rows(states, buffers)
-        for block, state in zip(stack.blocks, states, strict=True):
-            self._views[block] = (state, {name: state[name] for name in watched})
-
-    def _new_buckets(self, stacks: Sequence[Stack]) -> list[Bucket]:
-        alike: defaultdict[tuple[Any, ...], list[Stack]] = defaultdict(list)
-        for stack in stacks:
-            alike[self._key(stack)].append(stack)
-        return [
-            Bucket(same, kind[0], self.choices[kind[0]].preconditioner, self.normalize)
-            for (kind, *_), same in alike.items()
-        ]
+        return self._layout.stacks()
 
     def buckets(self, given: Mapping[int, Tensor]) -> Sequence[Bucket]:
-        """Buckets of the blocks that have gradients.
-
-        It is the same object as long as all blocks have gradients and nothing was changed from outside.
-        """
-        self.stacks()
-        for stack in self._stacks or ():  # momentum may be switched on at any step
-            if not stack.average and self.options_of(stack.positions[0])["momentum"]:
-                stack.start_average()
-                self._share_views(stack)
-        some = [having(bucket, given) for bucket in self._buckets]
-        if all(map(operator.is_, some, self._buckets)):
-            return self._buckets
-        return [bucket for bucket in some if bucket is not None]
+        """Buckets of the blocks that have gradients, see ``Layout.buckets``."""
+        return self._layout.buckets(given)

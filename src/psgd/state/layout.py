@@ -1,0 +1,117 @@
+"""Stacks and buckets of the blocks of an optimizer, made from its state when they are needed."""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..blocks import Block
+from ..engine.bucket import Bucket
+from ..engine.graphs import without_garbage_collection
+from ..engine.part import having
+from ..engine.stack import AVERAGE, Stack
+from .stacking import add_rows, side_by_side, stack_of
+
+if TYPE_CHECKING:
+    from .store import Store
+
+
+class Layout:
+    """Stacks and buckets of the blocks of a store.
+
+    Args:
+        store: has the blocks, and their state
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        #: for each block its state, and entries of it that are views of a stack, to notice replaced ones
+        self._views: dict[Block, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
+        self._stacks: list[Stack] | None = None
+        self._buckets: list[Bucket] = []
+
+    def stacks(self) -> list[Stack]:
+        """Stacks of blocks of one param group, shape and precision, with their ``Q``; the state holds views of them."""
+        # Others may have replaced tensors of the state, as offloading does.
+        if self._stacks is None or any(
+            entries.get(name) is not view for entries, views in self._views.values() for name, view in views.items()
+        ):
+            self._stack_again()
+        assert self._stacks is not None
+        return self._stacks
+
+    @without_garbage_collection()
+    def _stack_again(self) -> None:
+        """Make stacks and buckets from the state."""
+        self._views = {}
+        self._stacks = self._new_stacks()
+        for stack in self._stacks:
+            self._share_views(stack)
+        self._buckets = self._new_buckets(self._stacks)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _new_stacks(self) -> list[Stack]:
+        alike: defaultdict[tuple[Any, ...], list[tuple[Block, dict[str, Tensor]]]] = defaultdict(list)
+        averaging: set[int] = set()
+        for block in self.store.blocks:
+            state = self.store.state_of(block)
+            like = next(v for k, v in state.items() if k.startswith("Q"))
+            kind = self._kind_of(block)
+            alike[block.shape, like.dtype, self.store.dtype_of(block), like.device, kind].append((block, state))
+            if "momentum" in state:
+                averaging.add(kind[0])
+        stacks = []
+        for (shape, dtype, precise, device, kind), same in alike.items():
+            blocks, states = zip(*same, strict=True)
+            template = self.store.template(kind[0], shape, dtype)
+            stacks.append(stack_of(blocks, states, template, precise, device, kind[0] in averaging))
+        return side_by_side(stacks, self._key)
+
+    def _kind_of(self, block: Block) -> tuple[int, torch.dtype]:
+        """Param group of a block, and dtype of its parameters: kernels want one dtype."""
+        first = block.params[0]
+        return self.store.group_of[first], self.store.params[first].dtype
+
+    def _key(self, stack: Stack) -> tuple[Any, ...]:
+        """Key that the stacks of a bucket have in common."""
+        return self._kind_of(stack.blocks[0]), stack.device, stack.like.dtype, stack.dtype
+
+    def _share_views(self, stack: Stack) -> None:
+        """Make the state of a stack's parameters views of the stack."""
+        buffers = stack.buffers()
+        # Tools replace all entries of Q or none: it is enough to watch one of them, and the average.
+        watched = [next(iter(buffers)), *(name for name in AVERAGE if name in buffers)]
+        states = [self.store.state_of(block) for block in stack.blocks]
+        add_rows(states, buffers)
+        for block, state in zip(stack.blocks, states, strict=True):
+            self._views[block] = (state, {name: state[name] for name in watched})
+
+    def _new_buckets(self, stacks: Sequence[Stack]) -> list[Bucket]:
+        alike: defaultdict[tuple[Any, ...], list[Stack]] = defaultdict(list)
+        for stack in stacks:
+            alike[self._key(stack)].append(stack)
+        return [
+            Bucket(same, kind[0], self.store.choices[kind[0]].preconditioner, self.store.normalize)
+            for (kind, *_), same in alike.items()
+        ]
+
+    def buckets(self, given: Mapping[int, Tensor]) -> Sequence[Bucket]:
+        """Buckets of the blocks that have gradients.
+
+        It is the same object as long as all blocks have gradients and nothing was changed from outside.
+        """
+        self.stacks()
+        for stack in self._stacks or ():  # momentum may be switched on at any step
+            if not stack.average and self.store.options_of(stack.positions[0])["momentum"]:
+                stack.start_average()
+                self._share_views(stack)
+        some = [having(bucket, given) for bucket in self._buckets]
+        if all(map(operator.is_, some, self._buckets)):
+            return self._buckets
+        return [bucket for bucket in some if bucket is not None]

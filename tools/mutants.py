@@ -1002,6 +1002,23 @@ MUTANTS = [
         ("choices of groups may differ between ranks", "[group.get(name) for group in own]", "[]"),
     ),
     *of(
+        "engine/bucket.py",
+        "laws/test_trust.py::test_a_step_is_not_long_along_a_direction_that_a_diagonal_factor_leaves",
+        (
+            "no limit of the spectrum",
+            "            limit = self._limit_spectrum(d, limit, SPECTRUM * max_rms)\n",
+            "            pass\n",
+        ),
+        ("the spectrum of a vector", "white = n**0.5 + (stack.blocks[0].numel / n) ** 0.5", "white = n**0.5"),
+        ("the divisor is forgotten", "else norm.to(self.dtype) / divisor", "else norm.to(self.dtype)"),
+    ),
+    *of(
+        "groups/base.py",
+        "groups/test_base.py",
+        ("the scale counts once", ".flatten(1).square().unsqueeze(2)", ".flatten(1).unsqueeze(2)"),
+        ("the square of the spectral norm", "return square.view(-1).sqrt()", "return square.view(-1)"),
+    ),
+    *of(
         "state/options.py",
         "state/test_options.py",
         ("curvature is updated rarely too", "if not (whitening or costs_much):", "if False:"),

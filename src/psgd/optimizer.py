@@ -68,7 +68,8 @@ class PSGD(Optimizer):
         update_anneal: number of steps over which updates become rarer, from every step to ``update_every``; by default
             0, and 100 where the optimizer chooses ``update_every`` and that is not 1
         max_rms: largest root mean square of the preconditioned gradient of a block; by default 1.1 with ``Whitening``,
-            which makes it about 1, else infinite
+            which makes it about 1, else infinite. It also limits the spectral norm of blocks with a diagonal factor, to
+            about twice that of noise of this size.
         max_norm: largest length of the preconditioned gradient of all parameters together
         clip_outliers: largest ratio of the length of a block's gradient to that of the longest one of about the last
             hundred steps. Longer ones are shortened to it, so that an outlier costs a few steps and not the run, unless

@@ -375,3 +375,26 @@ def test_powers_of_two_scale_all_numbers_of_a_run():
         return theta.detach() - start
 
     torch.testing.assert_close(path(2.0**-20), path(2.0**-40), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("update_every", [1, 1000])
+@pytest.mark.parametrize("max_dense", [30, 0], ids=["one diagonal", "both diagonal"])
+def test_a_step_is_not_long_along_a_direction_that_a_diagonal_factor_leaves(max_dense: int, update_every: int):
+    """Gradients have a direction in common; a dense factor would shorten it.
+
+    White noise of ``m × n`` numbers of size one has a spectral norm of about ``√m + √n``; twice that is allowed, for a
+    root mean square of 1.1.
+    """
+    torch.manual_seed(0)
+    common = torch.randn(20, 1) @ torch.randn(1, 80)
+    theta = nn.Parameter(torch.zeros(20, 80))
+    structure = Kronecker(max_dense)
+    optimizer = PSGD([theta], lr=1.0, probe=Whitening(), preconditioner=structure, update_every=update_every)
+    norms = []
+    for _ in range(60):
+        theta.grad = common * torch.randn(()) + 0.3 * torch.randn(20, 80)
+        before = theta.detach().clone()
+        optimizer.step()
+        norms.append(float(torch.linalg.matrix_norm(theta.detach() - before, 2)))
+    limit = 2 * 1.1 * (20**0.5 + 80**0.5)
+    assert 0.8 * limit < max(norms) < 1.05 * limit

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 #: largest root mean square of a slice, relative to that of its block
 SLICE = 3.0
+#: largest spectral norm of a block with a diagonal factor, relative to that of white noise of its size
+SPECTRUM = 2.0
 
 
 class Bucket:
@@ -151,7 +153,8 @@ class Bucket:
         Args:
             d: ``P m``
             options: those of the param group. ``max_rms`` is the largest root mean square of a block; that of a slice
-                along an axis with a diagonal factor, such as the row of an embedding, may be ``SLICE`` times as large.
+                along an axis with a diagonal factor, such as the row of an embedding, may be ``SLICE`` times as large,
+                and the spectral norm of such a block ``SPECTRUM`` times that of white noise.
                 ``clip_steps`` is the largest ratio of a length to the average of those before, see ``limits.of_steps``.
             gradient: factor that limited the gradient of each block, or None
             fitted: whether ``Q`` was updated in this step
@@ -167,6 +170,8 @@ class Bucket:
         ):
             buffer = None  # a group that ignored where the result was to be
         limit = self.limit_rms(length, max_rms)
+        if max_rms < math.inf:
+            limit = self._limit_spectrum(d, limit, SPECTRUM * max_rms)
         if clip_steps < math.inf:
             limit = limit * self._limit_steps_(length * limit, clip_steps, gradient, fitted, ok)
         return self.of_moving_blocks(Direction(d.arrays, length, d.divisor, limit=limit, buffer=buffer))
@@ -188,6 +193,25 @@ class Bucket:
                 for limited, old, by in each
             ]
         )
+
+    def _limit_spectrum(self, d: Preconditioned, limit: Tensor, most: float) -> Tensor:
+        """Limit also the spectral norm of blocks with a diagonal factor, to ``most`` times that of white noise.
+
+        What a dense factor whitens has hardly any direction that is longer than in noise. A diagonal one leaves those
+        that many slices have in common: a step of the same size is then several times as long along them, and a
+        learning rate that is good for dense factors is too large.
+        """
+        divisors = [None] * len(d.arrays) if d.divisor is None else self.split(d.divisor)
+        limits = self.split(limit)
+        for k, (stack, a, divisor) in enumerate(zip(self.stacks, d.arrays, divisors, strict=True)):
+            axis = stack.group.scale_axis
+            norm = None if axis is None else a.spectral_norm(axis)
+            if axis is not None and norm is not None:
+                norm = norm.to(self.dtype) if divisor is None else norm.to(self.dtype) / divisor
+                n = stack.group.dims[axis]
+                white = n**0.5 + (stack.blocks[0].numel / n) ** 0.5
+                limits[k] = torch.minimum(limits[k], most * white / norm)
+        return joined(limits)
 
     def _limit_steps_(self, length: Tensor, most: float, gradient: Tensor | None, fitted: bool, ok: Tensor) -> Tensor:
         """Factor that limits the step of each block, see ``limits.of_steps``."""

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ..normalize import Normalization
+from ..ops.power import power_iteration
 from ..ops.streams import at_once
-from ..tangent import Tangent
+from ..tangent import Tangent, unfold
 from .factor import Factor, LeftFactor
 from .group import Group
 
@@ -57,6 +58,20 @@ class Scaled:
         self.slices = self.slices * shorter
         self.scale = self.scale * shorter.to(self.scale.dtype)
         return torch.linalg.vector_norm(self.slices.flatten(1), dim=1)
+
+    def spectral_norm(self, axis: int) -> Tensor | None:
+        """Largest singular value of each array, seen as a matrix with a row for each slice along the axis of the scale.
+
+        It is an estimate by power iteration from the longest slice, never over it but for rounding; None if the lengths
+        of slices are not known.
+        """
+        if self.scale is None or self.slices is None:
+            return None
+        M, squares = unfold(self.v, axis), self.scale.flatten(1).square().unsqueeze(2).to(self.v.dtype)
+        longest = self.slices.flatten(1).argmax(1).view(-1, 1, 1)
+        row = M.gather(1, longest.expand(-1, 1, M.shape[2])).mT
+        _, square = power_iteration(lambda x: torch.bmm(M.mT, squares * torch.bmm(M, x)), row, iterations=2)
+        return square.view(-1).sqrt()
 
     def times(self, rate: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """``rate · scale · v`` for a rate of each block, ``(B, *shape)``, in one pass; the arrays are used up."""

@@ -63,8 +63,8 @@ class PSGD(Optimizer):
         momentum: decay of the average of gradients that is preconditioned; 0 for none. By default 0.9.
         weight_decay: decoupled weight decay
         update_every: number of steps from one update of ``Q`` to the next; steps between need no second gradient. By
-            default 1; for inverse-free factors on a CPU, with ``Whitening`` or if axes are long, 10 or more, so that
-            updates cost about as much as gradients of 128 samples.
+            default 1; for inverse-free factors on a CPU 10 if axes are long, and with ``Whitening`` always 10 to 50, so
+            that updates of long axes cost about as much as gradients of 128 samples.
         update_anneal: number of steps over which updates become rarer, from every step to ``update_every``; by default
             0, and 100 where the optimizer chooses ``update_every`` and that is not 1
         max_rms: largest root mean square of the preconditioned gradient of a block; by default 1.1 with ``Whitening``,
@@ -303,7 +303,7 @@ class PSGD(Optimizer):
         own = where if "preconditioner" in group else ""
         checks.fits_structure(structure, self.precond_dtype, self.normalize, own)
         for name, follower, value in options.FOLLOWING:
-            if name in group:
+            if name in group and getattr(self._given, follower) is None:
                 group.setdefault(follower, value)
         tensors = checks.tensors_of(group["params"])
         self._ranks.check_new(tensors, where)

@@ -58,3 +58,4 @@ def test_seeds_of_results_are_others_than_those_of_tuning():
 def test_spread():
     assert spread([2.0]) == "2"
     assert spread([1234.0, 2.0, 3.0]) == "3 (2–1,234)"
+    assert spread([999.7]) == "1,000"

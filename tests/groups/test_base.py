@@ -30,6 +30,18 @@ def test_the_spectral_norm_is_that_of_the_matrix_of_slices(shape, axis):
     assert (found > 0.95 * exact).all()
 
 
+def test_a_long_slice_does_not_hide_what_all_others_have_in_common():
+    v = torch.zeros(1, 200, 50)
+    v[0, 1:, 1] = 7.0
+    v[0, 0, 0] = 25.0
+    array = Scaled(v, torch.ones(1, 200, 1))
+    array.length()
+    assert array.spectral_norm(0).item() == pytest.approx(7 * 199**0.5)
+    array.v[0, 0, 0] = 200.0
+    array.length()
+    assert array.spectral_norm(0).item() == pytest.approx(200)
+
+
 def test_an_array_without_a_scale_has_no_slices():
     array = Scaled(torch.ones(1, 2, 3), None)
     array.length()

@@ -30,7 +30,8 @@ def test_curvature_updates_at_every_step_unless_axes_are_long():
     curvature = FiniteDifference()
     assert schedule((4, 3), (256, 256), probe=curvature) == (1, 0)
     assert schedule((200,), probe=curvature) == (1, 0)  # a function of few numbers
-    assert schedule((512, 512), probe=curvature) == (12, 100)
+    assert schedule((512, 512), probe=curvature) == (10, 100)
+    assert schedule((784, 10), probe=curvature) == (10, 100)
     assert schedule((512, 512), probe=curvature, preconditioner=Kronecker(max_dense=256)) == (1, 0)
 
 
@@ -41,6 +42,7 @@ def test_the_longer_the_axes_the_rarer_the_updates():
     assert schedule((784, 300), (300,), (300, 10), (10,))[0] == 20
     assert schedule((512, 512), preconditioner=Kronecker(max_dense=256))[0] == 10
     assert schedule((200,))[0] == 10  # a function of few numbers
+    assert schedule((784, 10))[0] == 50
 
 
 @pytest.mark.parametrize("structure", [Dense(), Diagonal(), LimitedMemory(), Kronecker(inverse_free=False)], ids=str)
@@ -53,6 +55,13 @@ def test_numbers_that_are_given_are_used():
     assert schedule((4, 3), update_every=3) == (3, 0)
     assert schedule((4, 3), update_anneal=7) == (10, 7)
     assert schedule((4, 3), update_every=3, update_anneal=7) == (3, 7)
+
+
+def test_a_number_of_a_group_does_not_undo_what_was_given_for_all():
+    params = [{"params": [torch.zeros(4, 3)], "update_every": 20, "precond_lr": 0.2}, {"params": [torch.zeros(3, 4)]}]
+    first, second = PSGD(params, probe=Whitening(), update_every=5, update_anneal=500, precond_boost=2.0).param_groups
+    assert (first["update_every"], first["update_anneal"], first["precond_boost"]) == (20, 500, 2.0)
+    assert (second["update_every"], second["update_anneal"], second["precond_boost"]) == (5, 500, 2.0)
 
 
 def test_each_param_group_has_its_own():
@@ -83,6 +92,6 @@ def test_a_checkpoint_keeps_its_own_and_text_shows_it():
 @pytest.mark.parametrize("make", [psgd.whiten, psgd.newton])
 def test_one_line_for_a_model_has_them_too(make):
     (group,) = make(nn.Linear(600, 600, bias=False)).param_groups
-    assert (group["update_every"], group["update_anneal"]) == (14, 100)
+    assert (group["update_every"], group["update_anneal"]) == (14 if make is psgd.whiten else 10, 100)
     (group,) = make(nn.Linear(600, 600, bias=False), update_every=2).param_groups
     assert (group["update_every"], group["update_anneal"]) == (2, 0)

@@ -89,7 +89,7 @@ def spread(values: list[float], digits: int = 3) -> str:
     '2.5 (1–3)'
     """
     shown = [
-        f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}g}"
+        f"{value:,.0f}" if value >= 999.5 else f"{value:.{digits}g}"
         for value in (median(values), min(values), max(values))
     ]
     return shown[0] if len(values) == 1 else f"{shown[0]} ({shown[1]}–{shown[2]})"

@@ -62,16 +62,18 @@ class Scaled:
     def spectral_norm(self, axis: int) -> Tensor | None:
         """Largest singular value of each array, seen as a matrix with a row for each slice along the axis of the scale.
 
-        It is an estimate by power iteration from the longest slice, never over it but for rounding; None if the lengths
-        of slices are not known.
+        It is an estimate by power iteration from two starts, never over it but for rounding: the sum of all slices, as
+        a direction that many of them have in common is in it, and the longest slice, if that stands alone. None if the
+        lengths of slices are not known.
         """
         if self.scale is None or self.slices is None:
             return None
         M, squares = unfold(self.v, axis), self.scale.flatten(1).square().unsqueeze(2).to(self.v.dtype)
         longest = self.slices.flatten(1).argmax(1).view(-1, 1, 1)
         row = M.gather(1, longest.expand(-1, 1, M.shape[2])).mT
-        _, square = power_iteration(lambda x: torch.bmm(M.mT, squares * torch.bmm(M, x)), row, iterations=2)
-        return square.view(-1).sqrt()
+        starts = torch.cat([row, torch.bmm(M.mT, squares)], 2)
+        _, square = power_iteration(lambda x: torch.bmm(M.mT, squares * torch.bmm(M, x)), starts, iterations=2)
+        return square.amax((1, 2)).sqrt()
 
     def times(self, rate: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """``rate · scale · v`` for a rate of each block, ``(B, *shape)``, in one pass; the arrays are used up."""

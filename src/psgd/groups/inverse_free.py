@@ -115,14 +115,14 @@ class InverseFree(Group):
         of ``Q``, ``4 n N`` for ``P g`` and its Gram matrix, ``4 n²`` for the norm of that, at every second update
         ``2 n³`` for the damping, and at one of ``KINDS`` as much for turning ``Q`` back. Between updates ``P g`` takes
         ``2 n N``, and ``P``, found once, ``2 n³``. A diagonal factor has a product and a sum of squares of N elements,
-        ``3 N``, and ``7 n`` for itself; the first one beside others has two power iterations for the spectral norm of
-        the step, ``8 N``.
+        ``3 N``, and ``7 n`` for itself; the first one beside others has two power iterations, from two starts, for
+        the spectral norm of the step, ``18 N``.
         """
         numel = math.prod(self.dims)
         between = update_every - 1
         each = []
         for axis, (n, factor) in enumerate(zip(self.dims, self.factors, strict=True)):
-            spectrum = 8 * numel if axis == self.scale_axis else 0
+            spectrum = 18 * numel if axis == self.scale_axis else 0
             if isinstance(factor, NearSymmetric):
                 update = 5 * n**3 + 4 * n * numel + 4 * n**2 + 2 * n**3 / KINDS
                 precondition = 2 * n**3 * (between > 0) + 2 * n * numel * between

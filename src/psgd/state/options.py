@@ -78,8 +78,8 @@ FOLLOWING = (("precond_lr", "precond_boost", 1.0), ("update_every", "update_anne
 
 #: number of samples whose gradient costs as much as the updates of ``Q`` on a CPU do on average
 SAMPLES = 128
-#: fewest and most steps between two updates of ``Q``, where updates at every step would cost much on a CPU
-RARELY = (10, 100)
+#: fewest and most steps between two updates of ``Q`` on a CPU; if it is fitted to curvature, the fewest, or one
+RARELY = (10, 50)
 #: FLOPs of an update from which on it lasts longer on a CPU than all else that an optimizer does in a step
 MUCH = 2e8
 #: number of steps after which updates are as rare as that
@@ -119,8 +119,8 @@ def _on_cpu(structure: Structure, whitening: bool, blocks: Sequence[Placed]) -> 
 
     A gradient costs three products with each parameter and sample. Inverse-free factors whiten without random numbers,
     and ``P`` of gradients changes slowly: there updates at every step gain nothing on networks, and double the time of
-    a step even if axes are short. Curvature is worth an update at every step, unless axes are long. Small models, such
-    as functions of few numbers, have no mini-batches of samples to compare with.
+    a step even if axes are short. Curvature is worth an update at every step, or at one of ten if axes are long. Small
+    models, such as functions of few numbers, have no mini-batches of samples to compare with.
     """
     shapes = Counter(block.shape for block, *_ in blocks)
     groups = {shape: structure.init(shape, dtype=torch.float32, device="meta") for shape in shapes}
@@ -132,7 +132,7 @@ def _on_cpu(structure: Structure, whitening: bool, blocks: Sequence[Placed]) -> 
     costs_much = every >= least and of_updates >= MUCH
     if not (whitening or costs_much):
         return {}
-    return {"update_every": min(every, most) if costs_much else least, "update_anneal": ANNEAL}
+    return {"update_every": min(every, most) if costs_much and whitening else least, "update_anneal": ANNEAL}
 
 
 def _shown(value: Any) -> str:

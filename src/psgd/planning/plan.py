@@ -60,7 +60,7 @@ def plan(
     Kronecker(max_dense=2048, max_skew=256, inverse_free=True)
     blocks        shape     structure                             Q    average     FLOP  ranks
     3 × layers.*  512×128   symmetric 512 ⊗ symmetric 128   1.1 MiB  256.0 KiB  884.5 M    0–1
-    embedding     4096×128  diagonal 4096 ⊗ symmetric 128  80.0 KiB    2.0 MiB  281.1 M      0
+    embedding     4096×128  diagonal 4096 ⊗ symmetric 128  80.0 KiB    2.0 MiB  290.5 M      0
     all 4, of 720,896 elements: Q 3.3 MiB, average 2.8 MiB, work 2.9 GFLOP
     2 ranks: at most 3.4 MiB and 1.8 GFLOP, mean 3.0 MiB and 1.5 GFLOP, balance 1.085
     """

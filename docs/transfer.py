@@ -47,19 +47,15 @@ PANELS: dict[str, dict[str, Setting]] = {
 }
 
 
-def error(setting: Setting, lr: float, data: Path | None, steps: int = STEPS) -> float:
+def error(setting: Setting, lr: float, folder: Path | None, steps: int = STEPS) -> float:
     """Test error after so many steps."""
-    train_images, train_labels, test_images, test_labels = digits.tensors(data, "cpu")
+    train_images, train_labels, test_images, test_labels = digits.tensors(folder, "cpu")
     generator = torch.Generator().manual_seed(SEED)
     model = digits.network([setting.width], generator)
     optimizer = psgd.whiten(model, lr, max_dense=setting.max_dense)
 
-    def batches():
-        while True:
-            for picked in torch.randperm(len(train_images), generator=generator).split(setting.batch):
-                yield train_images[picked], train_labels[picked]
-
-    training = losses(optimizer, lambda x, y: functional.cross_entropy(model(x), y), batches())
+    data = digits.batches(train_images, train_labels, generator, setting.batch)
+    training = losses(optimizer, lambda x, y: functional.cross_entropy(model(x), y), data)
     for _ in range(steps):
         next(training)
     return digits.judge(model, functional.cross_entropy, test_images, test_labels)[1]

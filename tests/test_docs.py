@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import psgd
+from psgd.experiments import digits
 
 from .laws import test_descent, test_isolation, test_maps, test_together
 from .laws.suite import LAWS
@@ -272,6 +273,16 @@ def test_the_table_of_choices_can_be_made():
             rf"^\| {re.escape(name)} \| {f'{choice.numbers:,}' if choice.numbers else ''}", page, re.MULTILINE
         )
     assert script["row"](choices["Adam"], 2).startswith("| Adam |  |")
+
+
+def test_the_picture_of_learning_rates_can_be_made(monkeypatch):
+    images, labels = torch.randn(200, 784), torch.randint(10, (200,))
+    monkeypatch.setattr(digits, "tensors", lambda *_: (images, labels, images, labels))
+    script = runpy.run_path(str(DOCS / "transfer.py"))
+    assert 0 < script["error"](script["Setting"](width=8, batch=50), 1e-3, None, steps=2) <= 1
+    settings = [setting for curves in script["PANELS"].values() for setting in curves.values()]
+    picture = script["draw"]({setting: [0.1] * len(script["RATES"]) for setting in settings})
+    assert [len(axes.lines) - 1 for axes in picture.axes] == [3, 3, 3]
 
 
 @pytest.fixture

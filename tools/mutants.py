@@ -1006,7 +1006,7 @@ MUTANTS = [
         "laws/test_trust.py::test_a_step_is_not_long_along_a_direction_that_a_diagonal_factor_leaves",
         (
             "no limit of the spectrum",
-            "            limit = self._limit_spectrum(d, limit, SPECTRUM * max_rms)\n",
+            "            limit = self._limit_spectra(d, limit, SPECTRUM * max_rms)\n",
             "            pass\n",
         ),
         ("the spectrum of a vector", "white = n**0.5 + (stack.blocks[0].numel / n) ** 0.5", "white = n**0.5"),
@@ -1019,8 +1019,8 @@ MUTANTS = [
         ("the square of the spectral norm", "return square.amax((1, 2)).sqrt()", "return square.amax((1, 2))"),
     ),
     *of(
-        "state/options.py",
-        "state/test_options.py",
+        "state/defaults.py",
+        "state/test_defaults.py",
         ("curvature is updated rarely too", "if not (whitening or costs_much):", "if False:"),
         ("few numbers are updated most rarely", "every >= least and of_updates >= MUCH", "every >= least"),
         (
@@ -1052,7 +1052,11 @@ MUTANTS = [
     *of(
         "optimizer.py",
         "state/test_choices.py::test_step_sizes_of_Q_are_those_of_the_structure_unless_given",
-        ("step sizes are those of the optimizer's structure", "resolve(structure,", "resolve(self.preconditioner,"),
+        (
+            "step sizes are those of the optimizer's structure",
+            "fill(group, structure,",
+            "fill(group, self.preconditioner,",
+        ),
     ),
     *of(
         "state/loading.py",

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,14 @@ class Block:
             return [block if self.views[0] == self.shapes[0] else block.reshape(self.shapes[0])]
         parts = block.split([view[self.dim] for view in self.views], self.dim)
         return [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+
+class Placed(NamedTuple):
+    """Block with the dtype and device of its ``Q``."""
+
+    block: Block
+    dtype: torch.dtype
+    device: torch.device
 
 
 class Blocks(ABC):

@@ -18,7 +18,20 @@ from .ops.agreement import Fact, compare
 from .probes import ClosureChecks, Evaluation, FiniteDifference, Probe
 from .ranks import Alone, Ranks, ranks_of
 from .sample import measure, work_of
-from .state import Choices, SkipCheck, Store, arithmetic, checkpoint, checks, facts, loading, options, spelling, summary
+from .state import (
+    Choices,
+    Given,
+    SkipCheck,
+    Store,
+    arithmetic,
+    checkpoint,
+    checks,
+    facts,
+    loading,
+    options,
+    spelling,
+    summary,
+)
 
 
 class PSGD(Optimizer):
@@ -166,7 +179,7 @@ class PSGD(Optimizer):
             "cuda_graph": bool(cuda_graph),
             "error_if_nonfinite": bool(error_if_nonfinite),
         }
-        self._given = options.Given(precond_lr, precond_boost, update_every, update_anneal)
+        self._given = Given(precond_lr, precond_boost, update_every, update_anneal)
         numbers = {
             "lr": probe.lr if lr is None else lr,
             **self._given.resolve(preconditioner, probe.whitens),
@@ -302,14 +315,10 @@ class PSGD(Optimizer):
         structure, blocks = self._store.choices_of(index, group)
         own = where if "preconditioner" in group else ""
         checks.fits_structure(structure, self.precond_dtype, self.normalize, own)
-        for name, follower, value in options.FOLLOWING:
-            if name in group and getattr(self._given, follower) is None:
-                group.setdefault(follower, value)
         tensors = checks.tensors_of(group["params"])
         self._ranks.check_new(tensors, where)
         placed = self._store.divide(tensors, blocks)
-        for name, number in self._given.resolve(structure, self.probe.whitens, placed).items():
-            group.setdefault(name, number)
+        self._given.fill(group, structure, self.probe.whitens, placed)
         options.check({**self.defaults, **group}, where)
         if self._ranks.has_all:
             checks.fits_memory(structure, placed, own)

@@ -55,6 +55,26 @@ def test_seeds_of_results_are_others_than_those_of_tuning():
     assert str(protocol.TUNING_SEED) in protocol.TEXT
 
 
+def test_all_runs_of_an_optimizer():
+    """Runs that tune know the lowest score so far, those that are judged do not; the default has rows of its own."""
+    told = []
+
+    def train(lr, seed, best):
+        told.append((seed, best))
+        yield {"lr": lr, "seed": seed, "step": 1}
+        yield {"lr": lr, "seed": seed, "step": 2}
+
+    rows = list(protocol.runs(1e-3, (7, 8), train, lambda rows: abs(math.log(rows[-1]["lr"] / 1e-2))))
+    assert [(row["seed"], row["step"]) for row in rows[:2]] == [(100, 1), (100, 2)]
+    assert {row["seed"] for row in rows if row["role"] == protocol.TUNING} == {100}
+    judged = [(row["role"], row["lr"], row["seed"]) for row in rows if row["role"] != protocol.TUNING][::2]
+    assert judged == [("tuned", 0.01, 7), ("tuned", 0.01, 8), ("default", 0.001, 7), ("default", 0.001, 8)]
+    tuning, last = told[:-4], told[-4:]
+    assert tuning[0] == (100, None)
+    assert [best for _, best in tuning[1:]] == sorted((best for _, best in tuning[1:]), reverse=True)
+    assert [best for _, best in last] == [None] * 4
+
+
 def test_spread():
     assert spread([2.0]) == "2"
     assert spread([1234.0, 2.0, 3.0]) == "3 (2–1,234)"

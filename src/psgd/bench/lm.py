@@ -41,17 +41,12 @@ def work(
     """Yield a row for each evaluation of each run, see ``protocol``; only training is timed."""
     torch.set_float32_matmul_precision("high")
     data = Text(found(text), device)
-    search = protocol.Search(peer.lr)
-    for lr in search:
-        rows = []
-        for row in train(peer, lr, data, shape, steps, device, protocol.TUNING_SEED):
-            rows.append(row)
-            yield {"role": protocol.TUNING, **row}
-        search.tell((reached(rows)[0], lowest(rows)))
-    for role, lr in ((protocol.TUNED, search.best), (protocol.DEFAULT, peer.lr)):
-        for seed in seeds:
-            for row in train(peer, lr, data, shape, steps, device, seed):
-                yield {"role": role, **row}
+    yield from protocol.runs(
+        peer.lr,
+        seeds,
+        lambda lr, seed, _: train(peer, lr, data, shape, steps, device, seed),
+        lambda rows: (reached(rows)[0], lowest(rows)),
+    )
 
 
 def train(peer: Peer, lr: float, data: Text, shape: Shape, steps: int, device: str, seed: int) -> Iterator[Row]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -93,13 +93,6 @@ def start_addition(device: str, seed: int, length: int = 30) -> Start:
     return Start(list(model.parameters()), data, partial(task.loss, model), judge)
 
 
-def shuffled(images: Tensor, labels: Tensor, generator: torch.Generator, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Mini-batches of endless epochs, each in another order."""
-    while True:
-        for picked in torch.randperm(len(images), generator=generator).to(images.device).split(size):
-            yield images[picked], labels[picked]
-
-
 def start_mnist(device: str, seed: int, size: int = 500) -> Start:
     """MNIST with mini-batches of 500, which on a CPU are about as much work as the products with ``P``.
 
@@ -121,7 +114,7 @@ def start_mnist(device: str, seed: int, size: int = 500) -> Start:
     def judge() -> float:
         return digits.judge(model, cost, test_images, test_labels)[1]
 
-    return Start(list(model.parameters()), shuffled(images, labels, generator, size), loss, judge)
+    return Start(list(model.parameters()), digits.batches(images, labels, generator, size), loss, judge)
 
 
 #: all problems

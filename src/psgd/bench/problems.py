@@ -36,15 +36,17 @@ def work(*, problem: Problem, peer: Peer, device: str, seconds: float, seeds: Se
     _, steps = _begin(problem, peer, peer.lr, device, protocol.TUNING_SEED)
     for _ in range(WARMUP):
         next(steps)
-    search, best = protocol.Search(peer.lr), seconds
-    for lr in search:
-        row = run(problem, peer, lr, device, protocol.TUNING_SEED, best)
-        search.tell((row["seconds"] if row["reached"] else inf, row["value"] if isfinite(row["value"]) else inf))
-        best = min(best, row["seconds"]) if row["reached"] else best
-        yield {"role": protocol.TUNING, **row}
-    for role, lr in ((protocol.TUNED, search.best), (protocol.DEFAULT, peer.lr)):
-        for seed in seeds:
-            yield {"role": role, **run(problem, peer, lr, device, seed, seconds)}
+
+    def train(lr: float, seed: int, best: tuple[float, float] | None) -> list[Row]:
+        return [run(problem, peer, lr, device, seed, seconds if best is None else min(seconds, best[0]))]
+
+    yield from protocol.runs(peer.lr, seeds, train, score)
+
+
+def score(rows: Sequence[Row]) -> tuple[float, float]:
+    """Seconds to the target; among runs that do not reach it the lowest value."""
+    (row,) = rows
+    return row["seconds"] if row["reached"] else inf, row["value"] if isfinite(row["value"]) else inf
 
 
 def run(problem: Problem, peer: Peer, lr: float, device: str, seed: int, seconds: float) -> Row:

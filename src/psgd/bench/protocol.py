@@ -6,9 +6,11 @@ a seed that results are not reported for. ``docs/protocol.md`` is this page for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
 from typing import Any
+
+from .isolate import Row
 
 #: learning rates that every optimizer has, in half decades from its own default: seven, over a factor of a thousand
 HALF_DECADES = (0, -1, 1, -2, 2, -3, 3)
@@ -80,6 +82,34 @@ class Search:
 
     def _rate(self, half_decades: int) -> float:
         return float(f"{self.default * 10 ** (half_decades / 2):.3g}")
+
+
+def runs(
+    default: float,
+    seeds: Sequence[int],
+    train: Callable[[float, int, Any], Iterable[Row]],
+    score: Callable[[Sequence[Row]], Any],
+) -> Iterator[Row]:
+    """Yield the rows of all runs of one optimizer, each with the role of its run.
+
+    Args:
+        default: the optimizer's own learning rate
+        seeds: seeds of the results
+        train: yields the rows of a run with a learning rate and a seed. Its last argument is the lowest score so far,
+            beyond which a run that tunes may be given up; None in the first run and in those that are judged.
+        score: score of the rows of a run; lower ones are better
+    """
+    search = Search(default)
+    for lr in search:
+        rows = []
+        for row in train(lr, TUNING_SEED, min(search.scores.values(), default=None)):
+            rows.append(row)
+            yield {"role": TUNING, **row}
+        search.tell(score(rows))
+    for role, lr in ((TUNED, search.best), (DEFAULT, default)):
+        for seed in seeds:
+            for row in train(lr, seed, None):
+                yield {"role": role, **row}
 
 
 def spread(values: list[float], digits: int = 3) -> str:

@@ -171,7 +171,7 @@ class Bucket:
             buffer = None  # a group that ignored where the result was to be
         limit = self.limit_rms(length, max_rms)
         if max_rms < math.inf:
-            limit = self._limit_spectrum(d, limit, SPECTRUM * max_rms)
+            limit = self._limit_spectra(d, limit, SPECTRUM * max_rms)
         if clip_steps < math.inf:
             limit = limit * self._limit_steps_(length * limit, clip_steps, gradient, fitted, ok)
         return self.of_moving_blocks(Direction(d.arrays, length, d.divisor, limit=limit, buffer=buffer))
@@ -194,24 +194,26 @@ class Bucket:
             ]
         )
 
-    def _limit_spectrum(self, d: Preconditioned, limit: Tensor, most: float) -> Tensor:
-        """Limit also the spectral norm of blocks with a diagonal factor, to ``most`` times that of white noise.
+    def _limit_spectra(self, d: Preconditioned, limit: Tensor, most: float) -> Tensor:
+        """Limit also the spectral norms of blocks with a diagonal factor, to ``most`` times that of white noise.
 
         What a dense factor whitens has hardly any direction that is longer than in noise. A diagonal one leaves those
         that many slices have in common: a step of the same size is then several times as long along them, and a
         learning rate that is good for dense factors is too large.
         """
+        axes = [stack.group.scale_axis for stack in self.stacks]
+        if all(axis is None for axis in axes):
+            return limit
         divisors = [None] * len(d.arrays) if d.divisor is None else self.split(d.divisor)
-        limits = self.split(limit)
-        for k, (stack, a, divisor) in enumerate(zip(self.stacks, d.arrays, divisors, strict=True)):
-            axis = stack.group.scale_axis
+        parts = self.split(limit)
+        for k, (stack, axis, a, divisor) in enumerate(zip(self.stacks, axes, d.arrays, divisors, strict=True)):
             norm = None if axis is None else a.spectral_norm(axis)
             if axis is not None and norm is not None:
                 norm = norm.to(self.dtype) if divisor is None else norm.to(self.dtype) / divisor
                 n = stack.group.dims[axis]
                 white = n**0.5 + (stack.blocks[0].numel / n) ** 0.5
-                limits[k] = torch.minimum(limits[k], most * white / norm)
-        return joined(limits)
+                parts[k] = torch.minimum(parts[k], most * white / norm)
+        return joined(parts)
 
     def _limit_steps_(self, length: Tensor, most: float, gradient: Tensor | None, fitted: bool, ok: Tensor) -> Tensor:
         """Factor that limits the step of each block, see ``limits.of_steps``."""

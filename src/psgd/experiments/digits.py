@@ -60,10 +60,12 @@ def tensors(data: Path | None, device: str) -> tuple[Tensor, Tensor, Tensor, Ten
     )
 
 
-def batches(images: Tensor, labels: Tensor, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(
+    images: Tensor, labels: Tensor, generator: torch.Generator, size: int = BATCH
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Mini-batches of endless epochs, each in another order."""
     while True:
-        for picked in torch.randperm(len(images), generator=generator).to(images.device).split(BATCH):
+        for picked in torch.randperm(len(images), generator=generator).to(images.device).split(size):
             yield images[picked], labels[picked]
 
 

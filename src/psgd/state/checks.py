@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..blocks import Block
+from ..blocks import Placed
 from ..criteria import OF_SECANTS
 from ..groups import Structure
 from ..ops.distributed import local
@@ -156,9 +156,7 @@ def new_parameters(params: Any, known: Collection[Tensor], where: str) -> None:
             raise ValueError(f"params: parameter {i}{where} is {found}")
 
 
-def fits_memory(
-    structure: Structure, blocks: Iterable[tuple[Block, torch.dtype, torch.device]], where: str = ""
-) -> None:
+def fits_memory(structure: Structure, blocks: Iterable[Placed], where: str = "") -> None:
     """Raise if ``Q`` of all blocks needs more memory than a device has, before anything is allocated."""
     needed: defaultdict[torch.device, int] = defaultdict(int)
     largest: dict[torch.device, tuple[int, tuple[int, ...]]] = {}

@@ -10,12 +10,12 @@ import operator
 from collections import defaultdict
 from collections.abc import Mapping, MutableMapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..blocks import Block, Blocks
+from ..blocks import Block, Blocks, Placed
 from ..engine.bucket import Bucket
 from ..engine.graphs import without_garbage_collection
 from ..engine.stack import Stack
@@ -30,14 +30,6 @@ from . import checks, options
 from .choices import Choices
 from .layout import Layout
 from .stacking import add_averages, add_rows
-
-
-class Placed(NamedTuple):
-    """Block with the dtype and device of its ``Q``."""
-
-    block: Block
-    dtype: torch.dtype
-    device: torch.device
 
 
 class Store:

@@ -87,7 +87,8 @@ def test_the_first_step_of_ten_thousand_tensors():
         few, all_of_them = (min(seconds(lambda p=p: new(p).step()) for _ in range(2)) for p in (params[:2500], params))
     # A second and 20 µs for each tensor on a machine that does nothing else; here others may be at work.
     assert all_of_them < 2 * (1 + 20e-6 * len(params))
-    assert all_of_them < 6 * few + 0.5
+    # Four times as many tensors: in proportion it would be 4, and 16 if each tensor met all others.
+    assert all_of_them < 10 * few + 0.5
 
 
 @pytest.mark.slow

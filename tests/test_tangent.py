@@ -34,6 +34,25 @@ def test_norms_and_diagonal_are_those_of_the_matrix(n, k):
 
 @settings(max_examples=60)
 @given(
+    n=st.integers(65, 300),
+    seed=st.integers(0, 2**31),
+    tail=st.floats(0.0, 3.0),
+    alike=st.sampled_from([0.0, 0.9, 1.0]),
+    crossed=st.booleans(),
+)
+def test_the_largest_element_of_long_vectors_is_exact(n, seed, tail, alike, crossed):
+    """Also where it is not among the longest pairs: with x and y apart, all products of long ones may vanish."""
+    x, y = pair(n, 1, batch=1, seed=seed).x, pair(n, 1, batch=1, seed=seed + 1).y
+    x, y = x * (tail * y).exp(), alike * x + (1 - alike) * y
+    if crossed:  # the longest 100 have x alone, the others y alone
+        is_long = torch.arange(n)[None, :, None] < min(100, n - 1)
+        x, y = torch.where(is_long, x.sign() * (2 + x.abs()), 0), torch.where(is_long, 0, y.sign())
+    tangent = Tangent(x, y)
+    torch.testing.assert_close(tangent.max_abs(), tangent.matrix().abs().amax((1, 2)), rtol=1e-12, atol=0)
+
+
+@settings(max_examples=60)
+@given(
     n=st.integers(2, 40),
     k=st.integers(2, 40),
     seed=st.integers(0, 2**31),

@@ -126,6 +126,20 @@ MUTANTS = [
         ("c1 is recorded", "WITHOUT_SOLVES = frozenset([c2, c3])", "WITHOUT_SOLVES = frozenset([c1, c2, c3])"),
     ),
     *of(
+        "tangent.py",
+        "test_tangent.py",
+        (
+            "the largest of the longest is the largest of all",
+            "return found if seen(found >= lengths[:, 0] * lengths[:, -1]) else None",
+            "return found",
+        ),
+    ),
+    *of(
+        "ops/look.py",
+        "ops/test_look.py",
+        ("the host waits for a device", 'return device.type == "cpu"', "return True"),
+    ),
+    *of(
         "normalize.py",
         "test_normalize.py",
         ("MaxDiag is MaxAbs", "return tangent.max_diag()", "return tangent.max_abs()"),
@@ -149,8 +163,8 @@ MUTANTS = [
         "laws/test_descent.py::test_a_q_over_the_limit_is_made_smaller_by_a_power_of_two",
         (
             "Q has no limit",
-            "torch.where(usable & (size > limit), (limit / size).log2().floor().exp2(), 1.0)",
-            "torch.ones_like(size)",
+            "torch.where(usable & (size > limit), (limit / size).log2().floor().exp2(), scale)",
+            "scale",
         ),
         ("blocks that are not usable are scaled", "usable & (size > limit)", "size > limit"),
     ),

@@ -13,14 +13,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from .ops.look import seen
 from .ops.power import power_iteration
 
 #: number of rows of ``S`` handled at a time: large enough for fast products, small enough to stay in a cache
 BLOCK_ROWS = 128
+#: number of elements of vectors among which a CPU looks for the largest ``|S_ij|``
+LONGEST = 64
 
 
 def rows_at_once(device: torch.device, n: int) -> int:
-    """Number of rows that are computed together of an ``S`` that is not formed: on a GPU many, to save launches."""
+    """Number of rows that are computed together of an ``S`` that is not formed: many on a GPU, to save launches."""
     return BLOCK_ROWS if device.type == "cpu" else max(BLOCK_ROWS, -(-n // 8))
 
 
@@ -96,9 +99,23 @@ class Tangent:
         """The largest ``|S_ij|``; as ``S`` is symmetric, also the largest of its upper triangle."""
         if self._formed is not None:
             return largest(self._formed)
+        if self.columns == 1 and self.rows > LONGEST and (found := self._max_abs_of_longest()) is not None:
+            return found
         size = rows_at_once(self.x.device, self.rows)
         starts = range(0, self.rows, size)
         return torch.stack([largest(self.upper(i, min(i + size, self.rows))) for i in starts]).amax(0)
+
+    def _max_abs_of_longest(self) -> Tensor | None:
+        """The largest ``|S_ij|`` for vectors, from O(n) work on a CPU; None if the host cannot see that it is right.
+
+        ``S_ij = x_i y_j + y_i x_j`` is at most ``r_i r_j``, where ``r_i`` is the length of ``(x_i, y_i)``. So with the
+        longest k of these, the largest element among them is the largest of all if it is at least ``r_1 r_k``.
+        """
+        x, y = self.x[:, :, 0], self.y[:, :, 0]
+        lengths, longest = torch.hypot(x, y).topk(LONGEST)
+        x, y = x.gather(1, longest)[:, :, None], y.gather(1, longest)[:, :, None]
+        found = largest(torch.baddbmm(x @ y.mT, y, x.mT))
+        return found if seen(found >= lengths[:, 0] * lengths[:, -1]) else None
 
     def max_diag(self) -> Tensor:
         return self.diagonal().abs().amax(-1)
@@ -151,11 +168,15 @@ def steps_down(n: int, rows: int = BLOCK_ROWS, power: int = 1) -> int:
 
 def unfold(v: Tensor, axis: int) -> Tensor:
     """View ``v`` of shape ``(B, *dims)`` as ``(B, dims[axis], product of the others)``."""
+    if v.ndim == 2:
+        return v.unsqueeze(2)
     return v.movedim(axis + 1, 1).reshape(v.shape[0], v.shape[axis + 1], -1)
 
 
 def fold(v: Tensor, axis: int, shape: torch.Size) -> Tensor:
     """Undo ``unfold``: ``fold(unfold(v, axis), axis, v.shape) == v``."""
+    if len(shape) == 2:
+        return v.squeeze(2)
     moved = (shape[0], shape[axis + 1], *shape[1 : axis + 1], *shape[axis + 2 :])
     return v.reshape(moved).movedim(1, axis + 1)
 
@@ -178,6 +199,9 @@ def _scale_to_one_(v: Tensor) -> Tensor:
     size = largest(v)
     usable = (size > 0) & torch.isfinite(size)
     shape = (-1, *[1] * (v.ndim - 1))
+    if seen(usable):
+        v.div_(size.view(shape))
+        return usable
     v.div_(torch.where(usable, size, 1.0).view(shape)).masked_fill_(~usable.view(shape), 0)
     return usable
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..groups.axes import support
 from ..ops import parameters
+from ..ops.look import can_look
 from ..ops.real import as_real
 from ..ops.tensor_table import Addresses
 from .numbers import write_
@@ -34,7 +35,7 @@ class Tensors:
 
     def can_look(self, bucket: Bucket) -> bool:
         """Whether the host can look at numbers without waiting for a device."""
-        return bucket.device.type == "cpu"
+        return can_look(bucket.device)
 
     def lengths(self, bucket: Bucket) -> Tensor:
         """Length of each block of a bucket; not finite if an element is not, or if its square overflows."""

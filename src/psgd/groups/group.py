@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..normalize import MaxAbs, Normalization
+from ..ops.look import seen
 from ..tangent import Tangent, fold, unfold
 from .balance import balancing_powers, scale_all_
 from .factor import Factor, LeftFactor
@@ -115,6 +116,10 @@ class Group:
         each = torch.where(new, size ** (1 / len(self.factors)), 1.0)[:, None]
         for factor, diagonal in zip(self.factors, diagonals, strict=True):
             factor.set_diagonal_(diagonal * each)
+
+    def seen_started(self) -> bool:
+        """Whether the host sees, without waiting, that no ``Q`` is the identity any more."""
+        return seen(self.factors[0].diagonal()[:, 0] != 1)
 
     def limit(self, dtype: torch.dtype) -> float:
         """Largest elements that a factor may have, so that ``P`` and ``P⁻¹`` stay well inside the number format."""

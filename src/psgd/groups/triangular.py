@@ -12,9 +12,13 @@ import torch
 from torch import Tensor
 
 from ..ops import triangular as parallel
-from ..tangent import BLOCK_ROWS, Tangent, is_formed, rows_at_once, steps_down
+from ..ops.look import seen
+from ..tangent import BLOCK_ROWS, LONGEST, Tangent, is_formed, rows_at_once, steps_down
 from .base import Group, LeftFactor, Structure
 from .factor import normal_like
+
+#: largest matrix that a CPU updates by a few large products
+SMALL = 1024
 
 
 class Triangular(LeftFactor):
@@ -69,7 +73,8 @@ class Triangular(LeftFactor):
         if columns == 1:
             rows, at_once = _block_rows(self.full.device, n)
             rows = min(rows, n)
-            step = 4 * steps_down(n, rows_at_once(self.full.device, n))
+            looks = self.full.device.type == "cpu" and n > LONGEST
+            step = 4 * (LONGEST**2 if looks else steps_down(n, rows_at_once(self.full.device, n)))
             step += (8 + 2 * rows) * steps_down(n, at_once) + 4 * rows * n
         else:
             step = 2 * steps_down(n, power=2)
@@ -104,8 +109,9 @@ def descend_rank_two_(
     """``Q ← scale · (Q − step · triu(x yᵀ + y xᵀ) Q)`` for vectors, in O(n²) and in place.
 
     With ``U = [x y]`` and ``W = [y x]ᵀ``, row i of the product is ``U_i Σ_{j≥i} W_j Q_j``: for a block of rows a small
-    triangular product, and ``U`` times the sum over the rows below. A CPU goes up from the last rows and carries that
-    sum along; a GPU, which would be idle meanwhile, computes all sums first.
+    triangular product, and ``U`` times the sum over the rows below. For large matrices a CPU goes up from the last rows
+    and carries that sum along, so that each block is read from a cache. Otherwise all sums are computed first: a GPU
+    would be idle meanwhile, and for small matrices on a CPU the launches of many small products cost most of the time.
 
     Args:
         block_rows: rows of a small triangular product; by default as many as fit a cache
@@ -113,7 +119,7 @@ def descend_rank_two_(
     U = torch.cat([x, y], -1) * step
     W = torch.cat([y, x], -1).mT
     bs, at_once = _block_rows(Q.device, Q.shape[1], block_rows)
-    if Q.device.type == "cpu":
+    if Q.device.type == "cpu" and Q.shape[1] > SMALL:
         _from_below_(Q, U, W, scale, bs)
         return
     side_by_side_ = parallel.descend_ if parallel.possible(Q) else partial(_side_by_side_, bs=bs, at_once=at_once)
@@ -124,7 +130,8 @@ def descend_rank_two_(
 def _block_rows(device: torch.device, n: int, block_rows: int | None = None) -> tuple[int, int]:
     """Number of rows of a block, and of all blocks that are handled together."""
     if device.type == "cpu":
-        return block_rows or 32, block_rows or 32
+        rows = block_rows or (16 if n <= SMALL else 32)
+        return rows, max(n, rows) if n <= SMALL else rows
     rows = block_rows or 64
     return rows, rows * max(1, -(-(n // rows) // 4))  # no more than a quarter of Q is copied
 
@@ -158,11 +165,13 @@ def _side_by_side_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int, at_o
         below[start:stop, :, start * bs :] = w[start:stop] @ rows[start:stop, :, start * bs :]
     below[blocks] = W[:, last:] @ Q[last:]
     below = below.flip(0).cumsum_(0).flip(0)[1:]
-    change = torch.cat([within, u], -1) * scale
+    change, is_one = torch.cat([within, u], -1) * scale, seen(scale == 1)
     for start, stop in pairwise(ends):
         part = rows[start:stop, :, start * bs :]
         old = torch.cat([part, below[start:stop, :, start * bs :]], 1)
-        part.mul_(scale).baddbmm_(change[start:stop], old, alpha=-1)
+        if not is_one:
+            part.mul_(scale)
+        part.baddbmm_(change[start:stop], old, alpha=-1)
     rest = Q[last:, last:]
     rest.sub_((U[last:] @ W[:, last:]).triu_() @ rest).mul_(scale)
 

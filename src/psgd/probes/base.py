@@ -262,8 +262,9 @@ class Probe(ABC):
 def start_(Q: Groups, pairs: Iterable[list[Tensor]], ok: Tensor) -> Iterator[list[Tensor]]:
     """Start each ``Q`` that is still the identity at the size that its first pair shows."""
     for group, pair in zip(Q.groups, pairs, strict=True):
-        dtheta, dgrad = (torch.linalg.vector_norm(v.flatten(1).to(Q.dtype), dim=1) for v in pair)
-        start_one_(group, dtheta, dgrad, ok)
+        if not group.seen_started():
+            dtheta, dgrad = (torch.linalg.vector_norm(v.flatten(1).to(Q.dtype), dim=1) for v in pair)
+            start_one_(group, dtheta, dgrad, ok)
         yield pair
 
 

@@ -113,6 +113,8 @@ def _start_(Q: Groups, gs: Average, support: Sequence[list[Tensor] | None], ok: 
     ``v`` is one in slices that have a gradient and zero elsewhere, see ``Whitening.fit_``.
     """
     for group, g, slices in zip(Q.groups, gs.unbiased(), support, strict=True):
+        if group.seen_started():
+            continue
         length = torch.linalg.vector_norm(g.flatten(1).to(Q.dtype), dim=1)
         drawn = g[0].numel() if slices is None else torch.stack([each.sum(1) for each in slices]).prod(0).to(Q.dtype)
         start_one_(group, drawn**0.5, length, ok)

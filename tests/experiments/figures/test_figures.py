@@ -24,7 +24,7 @@ TINY: dict[str, dict[str, Any]] = {
     "fig3": {"iterations": 200, "seeds": 1},
     "fig4": {"seeds": 1},
     "fig5": {"iterations": 100, "seeds": 1},
-    "fig6": {"length": 6, "iterations": 100, "stop": True, "seeds": 3, "paper_seeds": 2, "baseline_seeds": 1},
+    "fig6": {"length": 6, "iterations": 50, "stop": True, "seeds": 3, "paper_seeds": 2, "baseline_seeds": 1},
     "fig7": MNIST,
     "fig8": MNIST | {"regularized_epochs": 0.1, "regularized_update_every": 60},
     "fig9": MNIST,

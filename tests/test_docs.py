@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib.util
+import json
 import re
 import runpy
 import shutil
@@ -12,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from types import ModuleType
 from typing import Any
 
@@ -273,6 +275,40 @@ def test_the_table_of_choices_can_be_made():
             rf"^\| {re.escape(name)} \| {f'{choice.numbers:,}' if choice.numbers else ''}", page, re.MULTILINE
         )
     assert script["row"](choices["Adam"], 2).startswith("| Adam |  |")
+
+
+def test_the_table_of_the_readme_is_that_of_the_measurements():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    measured = json.loads((DOCS / "results" / "bench" / "problems" / "mnist.json").read_text(encoding="utf-8"))
+    rows = {one["label"].removeprefix("mnist, "): one["rows"] for one in measured["measurements"]}
+    names = {
+        "PSGD, whitening": "PSGD, whitening",
+        "PSGD, curvature": "PSGD",
+        "SOAP of pytorch_optimizer": "pytorch_optimizer.SOAP",
+        "SOAP": "pytorch_optimizer.SOAP",
+        "SGD with momentum 0.9": "momentum",
+        "Adam": "Adam",
+    }
+    found = re.findall(
+        r"^\| (.+), (tuned|default) \| ([\d.]+) \| ([\d.]+) \(([\d.]+)–([\d.]+)\) \| ([\d,]+) \|$", readme, re.MULTILINE
+    )
+    assert len(found) == 8
+    for name, role, lr, *numbers, steps in found:
+        runs = [row for row in rows[names[name]] if row["role"] == role]
+        seconds = [row["seconds"] for row in runs]
+        assert float(lr) == pytest.approx(runs[0]["lr"], rel=0.01)
+        assert all(row["reached"] for row in runs)
+        assert [float(n) for n in numbers] == [round(f(seconds), 1) for f in (median, min, max)]
+        assert int(steps.replace(",", "")) == median(row["iteration"] for row in runs)
+
+
+def test_the_first_picture_can_be_made(monkeypatch):
+    script = runpy.run_path(str(DOCS / "first.py"))
+    rates = script["rates"]()
+    assert set(script["DRAWN"]) <= set(rates)
+    assert rates["PSGD, whitening"] == 0.001
+    picture = script["draw"]({name: [([0, 24], [0.0, 1.0], [0.9, 0.1])] * 3 for name in script["DRAWN"]})
+    assert [len(panel.lines) for panel in picture.axes] == [10, 10]
 
 
 def test_the_picture_of_learning_rates_can_be_made(monkeypatch):

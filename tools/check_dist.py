@@ -82,7 +82,7 @@ def try_out(wheel: Path, version: str, folder: Path) -> None:
     if found.stdout.strip() != version:
         raise WrongError(f"installed is {found.stdout.strip()}, and not {version}")
     bare = run([*quietly, "-m", "psgd", "--version"], cwd=empty, code=2)
-    if "pip install 'psgd[experiments]'" not in bare.stderr or len(bare.stderr.splitlines()) != 1:
+    if "pip install 'psgd[cli]'" not in bare.stderr or len(bare.stderr.splitlines()) != 1:
         raise WrongError(f"without its extra the command says {bare.stderr!r}")
     run([*pip, "--constraint", str(ROOT / "constraints.txt"), f"{wheel}[experiments]"], cwd=empty)
     run([str(python), "-m", "psgd", "demo", "--iterations", "1", "--json"], cwd=empty)

@@ -1,24 +1,27 @@
-"""``psgd`` and ``python -m psgd``: the command line, if its extra is installed."""
+"""``psgd`` and ``python -m psgd``: the command line, if the packages that it needs are installed."""
 
 from __future__ import annotations
 
 import sys
 
-EXTRA = ("matplotlib", "rich", "typer")
+#: extra of this package that installs each package that a command may need
+EXTRAS = {"matplotlib": "experiments", "rich": "cli", "typer": "cli"}
 
 
 def main() -> int:
     try:
         from .cli import main as cli
+
+        return cli.main()
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in EXTRA:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in EXTRAS:
             raise
-        print(f"psgd: {error.name} is missing; pip install 'psgd[experiments]'", file=sys.stderr)
+        print(f"psgd: {missing} is missing; pip install 'psgd[{EXTRAS[missing]}]'", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("psgd: interrupted", file=sys.stderr)
         return 130
-    return cli.main()
 
 
 if __name__ == "__main__":

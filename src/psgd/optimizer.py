@@ -15,6 +15,7 @@ from .engine import Motion, Recorder, Room, Stack, Work, flags, without_autocast
 from .groups import Kronecker, Structure
 from .normalize import Normalization
 from .ops.agreement import Fact, compare
+from .ops.compiling import not_compiled
 from .probes import ClosureChecks, Evaluation, FiniteDifference, Probe
 from .ranks import Alone, Ranks, ranks_of
 from .sample import measure, work_of
@@ -209,9 +210,7 @@ class PSGD(Optimizer):
         self._closure_checks, self._skip_check = ClosureChecks(), SkipCheck()
         self._recorder = Recorder(self.cuda_graph, ranks.recordable, fixed)
 
-    @torch.compiler.disable(  # type: ignore[untyped-decorator]
-        reason="a step calls closures and reseeds generators; its products are batched already"
-    )
+    @not_compiled("a step calls closures and reseeds generators; its products are batched already")
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step and return the closure's loss.

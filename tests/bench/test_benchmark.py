@@ -12,6 +12,7 @@ import psgd
 from psgd.bench import BENCHMARKS, benchmark, peers
 from psgd.bench.isolate import Task
 from psgd.cli import main as cli
+from psgd.cli.commands import bench
 from tests.bench import toy
 
 
@@ -87,7 +88,7 @@ def test_a_wrong_argument_is_one_line_that_names_the_right_ones(args, named, cap
 
 
 def test_a_directory_that_cannot_be_written_is_found_before_measuring(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cli.benchmark, "run", lambda *_: pytest.fail("measured for nothing"))
+    monkeypatch.setattr(bench.benchmark, "run", lambda *_: pytest.fail("measured for nothing"))
     (tmp_path / "file").touch()
     assert cli.main(["bench", "dense", "--out", "file"]) == 2
     assert "file" in capsys.readouterr().err
@@ -96,7 +97,7 @@ def test_a_directory_that_cannot_be_written_is_found_before_measuring(tmp_path, 
 @pytest.mark.usefixtures("quick_processes")
 def test_a_second_run_overwrites_the_first(tmp_path, monkeypatch, capsys):
     for task in (Task("first", toy.count), Task("second", toy.count)):
-        monkeypatch.setattr(cli, "BENCHMARKS", {"toy": toy.benchmark(task, models=("a", "b"))})
+        monkeypatch.setattr(bench, "BENCHMARKS", {"toy": toy.benchmark(task, models=("a", "b"))})
         assert cli.main(["bench", "--model", "b", "--limit", "9"]) == 0
         found = json.loads((tmp_path / "bench" / "toy.json").read_text())
         assert [one["label"] for one in found["measurements"]] == [task.label]

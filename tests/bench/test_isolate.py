@@ -96,11 +96,12 @@ def test_nothing_is_left_of_a_command_that_is_stopped(tmp_path, signal_):
     script.write_text(
         "import sys\n"
         "from psgd.cli import main as cli\n"
+        "from psgd.cli.commands import bench\n"
         "from psgd.bench.isolate import Task\n"
         "from tests.bench import toy\n"
         "if __name__ == '__main__':\n"
         f"    task = Task('slow', toy.sleeps, {{'mark': {str(mark)!r}}})\n"
-        "    cli.BENCHMARKS = {'toy': toy.benchmark(task)}\n"
+        "    bench.BENCHMARKS = {'toy': toy.benchmark(task)}\n"
         "    sys.exit(cli.main(['bench', 'toy']))\n"
     )
     root = Path(__file__).parents[2]

@@ -24,6 +24,7 @@ from psgd import __main__
 from psgd.bench.isolate import Outcome, Task
 from psgd.cli import main as cli
 from psgd.cli import output
+from psgd.cli.commands import bench, reproduce
 from psgd.experiments import demo as zebra_demo
 from psgd.experiments import store
 from tests.bench import toy
@@ -45,7 +46,7 @@ sys.meta_path.insert(0, blocker)
 blocker.missing = ("typer", "rich", "matplotlib", "scipy")
 import psgd
 
-sys.argv = ["psgd", "--version"]
+sys.argv = ["psgd", "demo", "--help"]
 results = []
 for blocker.missing in [("matplotlib",), ("rich",), ("typer",), ()]:  # matplotlib cannot be imported twice
     again = ("psgd.bench", "psgd.cli", "psgd.experiments", *blocker.missing)
@@ -88,7 +89,7 @@ def test_help_without_a_command(capsys):
         assert f"\n    {code} " in out
 
 
-COMMANDS = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
+COMMANDS = list(cli.COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -152,8 +153,8 @@ class TestStreams:
 
     def test_measurements_as_json(self, monkeypatch, capsys):
         tasks = [Task("good", toy.count), Task("odd", toy.no_number), Task("bad", toy.raises)]
-        monkeypatch.setattr(cli.benchmark, "measure", in_this_process)
-        monkeypatch.setattr(cli, "BENCHMARKS", {"toy": toy.benchmark(*tasks)})
+        monkeypatch.setattr(bench.benchmark, "measure", in_this_process)
+        monkeypatch.setattr(bench, "BENCHMARKS", {"toy": toy.benchmark(*tasks)})
         assert cli.main(["bench", "--json"]) == 0
         captured = capsys.readouterr()
         (found,) = json.loads(captured.out, parse_constant=pytest.fail)["benchmarks"]
@@ -169,9 +170,9 @@ class TestStreams:
                 raise KeyboardInterrupt
             return in_this_process(task, advanced)
 
-        monkeypatch.setattr(cli.benchmark, "measure", interrupt)
+        monkeypatch.setattr(bench.benchmark, "measure", interrupt)
         monkeypatch.setattr(
-            cli, "BENCHMARKS", {"toy": toy.benchmark(Task("first", toy.count), Task("second", toy.count))}
+            bench, "BENCHMARKS", {"toy": toy.benchmark(Task("first", toy.count), Task("second", toy.count))}
         )
         assert cli.main(["bench", "--json", "--quiet"]) == 130
         captured = capsys.readouterr()
@@ -376,7 +377,7 @@ def _ignore_data(work, *, data, **settings):
 class TestReproduce:
     @pytest.fixture(autouse=True)
     def _toy(self, monkeypatch):
-        monkeypatch.setattr(cli, "FIGURES", {"toy": runs.toy()})
+        monkeypatch.setattr(reproduce, "FIGURES", {"toy": runs.toy()})
 
     def test_it_says_what_holds_and_where_the_report_is(self, tmp_path, capsys):
         assert cli.main(["reproduce", "--jobs", "1"]) == 0
@@ -395,7 +396,7 @@ class TestReproduce:
         assert (summary["size"], summary["settings"], summary["seeds"]) == ("full", {"count": 6, "seeds": 1}, [0])
 
     def test_a_directory_that_cannot_be_written_is_found_before_training(self, tmp_path, monkeypatch, capsys):
-        monkeypatch.setattr(cli, "reproduce_figures", lambda *_, **__: pytest.fail("trained for nothing"))
+        monkeypatch.setattr(reproduce, "reproduce_figures", lambda *_, **__: pytest.fail("trained for nothing"))
         (tmp_path / "file").touch()
         assert cli.main(["reproduce", "--out", "file"]) == 2
         assert "file" in one_line(capsys)
@@ -417,7 +418,7 @@ class TestReproduce:
     def test_a_killed_worker_is_one_line(self, monkeypatch, capsys):
         figure = runs.toy()
         dying = [runs.run("a", die=True), runs.run("b")]
-        monkeypatch.setattr(cli, "FIGURES", {"toy": replace(figure, runs=lambda size, seed: dying)})
+        monkeypatch.setattr(reproduce, "FIGURES", {"toy": replace(figure, runs=lambda size, seed: dying)})
         assert cli.main(["reproduce", "--jobs", "2"]) == 1
         assert "toy, a, seed 0: its process was killed" in one_line(capsys)
 
@@ -435,7 +436,7 @@ class TestReproduce:
         assert "A toy" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
     def test_data_are_wanted_only_for_runs_that_are_not_finished(self, monkeypatch, capsys):
-        monkeypatch.setattr(cli, "FIGURES", {"toy": replace(runs.toy(), digits=True)})
+        monkeypatch.setattr(reproduce, "FIGURES", {"toy": replace(runs.toy(), digits=True)})
         monkeypatch.setattr(runs, "work", partial(_ignore_data, runs.work))
         assert cli.main(["reproduce", "--jobs", "1", "--data", "nowhere"]) == 2
         assert "nowhere" in one_line(capsys)
@@ -443,20 +444,20 @@ class TestReproduce:
         def fetch(data, say):
             say("downloading [MNIST]")
 
-        monkeypatch.setattr(cli.mnist, "load", fetch)
+        monkeypatch.setattr(reproduce.mnist, "load", fetch)
         assert cli.main(["reproduce", "--jobs", "1", "--data", "nowhere", "--json"]) == 0
         captured = capsys.readouterr()
         assert "downloading [MNIST]\n" in captured.err
         assert len(json.loads(captured.out)["figures"]) == 1
-        monkeypatch.setattr(cli.mnist, "load", lambda *_, **__: pytest.fail("there is nothing left to train"))
+        monkeypatch.setattr(reproduce.mnist, "load", lambda *_, **__: pytest.fail("there is nothing left to train"))
         assert cli.main(["reproduce", "--jobs", "1", "--data", "nowhere"]) == 0
 
     def test_a_download_that_fails_is_no_wrong_argument(self, monkeypatch, capsys):
         def fail(data, say):
-            raise cli.mnist.DataError("MNIST cannot be downloaded")
+            raise reproduce.mnist.DataError("MNIST cannot be downloaded")
 
-        monkeypatch.setattr(cli, "FIGURES", {"toy": replace(runs.toy(), digits=True)})
-        monkeypatch.setattr(cli.mnist, "load", fail)
+        monkeypatch.setattr(reproduce, "FIGURES", {"toy": replace(runs.toy(), digits=True)})
+        monkeypatch.setattr(reproduce.mnist, "load", fail)
         assert cli.main(["reproduce", "--jobs", "1"]) == 1
         assert one_line(capsys) == "psgd: MNIST cannot be downloaded"
 
@@ -498,9 +499,10 @@ class TestReproduce:
             "import sys\n"
             "from pathlib import Path\n"
             "from psgd.cli import main as cli\n"
+            "from psgd.cli.commands import reproduce\n"
             "from tests.experiments.runs import toy\n"
             "if __name__ == '__main__':\n"
-            "    cli.FIGURES = {'toy': toy(Path('mark'), sleep=0.2)}\n"
+            "    reproduce.FIGURES = {'toy': toy(Path('mark'), sleep=0.2)}\n"
             f"    sys.exit(cli.main(['reproduce', '--jobs', '{jobs}']))\n"
         )
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
@@ -519,7 +521,7 @@ class TestReproduce:
             _, err = first.communicate()
         assert first.returncode == (-9 if signal_ == signal.SIGKILL else 130)
         assert "Traceback" not in err
-        monkeypatch.setattr(cli, "FIGURES", {"toy": runs.toy(Path("mark"), sleep=0.2)})
+        monkeypatch.setattr(reproduce, "FIGURES", {"toy": runs.toy(Path("mark"), sleep=0.2)})
         assert cli.main(["reproduce", "--jobs", str(jobs)]) == 0
         second = capsys.readouterr().out
         assert " of 4 runs were finished before." in second
@@ -551,12 +553,15 @@ def test_a_missing_extra_is_one_line_and_the_library_does_without():
     process = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
     assert process.stderr == ""
     *extras, complete = json.loads(process.stdout)
-    for (code, out, err), module in zip(extras, ("matplotlib", "rich", "typer"), strict=True):
+    right = (("matplotlib", "experiments"), ("rich", "cli"), ("typer", "cli"))
+    for (code, out, err), (module, extra) in zip(extras, right, strict=True):
         assert (code, out) == (2, "")
         (line,) = err.splitlines()
         assert module in line
-        assert "pip install 'psgd[experiments]'" in line
-    assert complete == [0, f"{psgd.__version__}\n", ""]
+        assert f"pip install 'psgd[{extra}]'" in line
+    code, out, err = complete
+    assert (code, err) == (0, "")
+    assert out.startswith("Usage: psgd demo")
 
 
 def test_another_missing_module_is_a_bug_which_no_extra_mends(monkeypatch):

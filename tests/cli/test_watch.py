@@ -163,6 +163,36 @@ def test_a_growing_file_is_followed_until_interrupted(path, monkeypatch):
     assert "step 1050" in text.rpartition("\x1b[?1049l")[2]  # on the ordinary screen
 
 
+def test_a_file_that_is_not_there_yet_is_waited_for(path, monkeypatch):
+    later = path.with_name("later.csv")
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=80, height=30)
+    naps = []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 2:
+            path.rename(later)
+        if len(naps) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    watch.watch(terminal, str(later), interval=0.5, once=False)
+    assert naps == [0.5] * 4  # two until it was there, and two pictures
+    output = terminal.file.getvalue()
+    assert "Waiting for " in output
+    assert "step 950" in output
+
+
+def test_waiting_for_a_file_ends_with_an_interrupt(tmp_path, monkeypatch):
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch.time, "sleep", interrupt)
+    terminal = Console(file=io.StringIO(), force_terminal=True)
+    watch.watch(terminal, str(tmp_path / "none.csv"), interval=0.5, once=False)
+    assert "Waiting for " in terminal.file.getvalue()
+
+
 def test_a_file_that_starts_anew_is_read_anew(path):
     history = History(path)
     assert history.poll()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -157,12 +158,29 @@ def picture(history: History, width: int, height: int, block: str = "", unicode:
     return lines
 
 
+def _waited_for(console: Console, path: str, interval: float) -> bool:
+    """Wait until a file is there; false if that was interrupted."""
+    try:
+        if not os.path.exists(path):
+            console.print(f"Waiting for {path}, which is not there yet; Ctrl-C ends this.", soft_wrap=True)
+        while not os.path.exists(path):
+            time.sleep(interval)
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
 def watch(console: Console, path: str, *, interval: float, once: bool, block: str = "") -> None:
     """Show a file; on a terminal, again at every interval until interrupted, which leaves the last picture visible.
+
+    On a terminal a file that is not there yet is waited for, as a run writes it after its first steps.
 
     Raises:
         HistoryError: the file is missing, or was not written by a monitor
     """
+    follows = not once and console.is_terminal and not console.is_dumb_terminal
+    if follows and not _waited_for(console, path, interval):
+        return
     history = History(path)
     history.poll()
     names = history.blocks()
@@ -174,7 +192,7 @@ def watch(console: Console, path: str, *, interval: float, once: bool, block: st
         width = console.width if console.is_terminal else min(console.width, WIDEST)
         return Group(*picture(history, width, height, block, unicode))
 
-    if not once and console.is_terminal and not console.is_dumb_terminal:
+    if follows:
         with (
             suppress(KeyboardInterrupt),
             Live(drawn(console.height - 1), console=console, screen=True, auto_refresh=False) as live,

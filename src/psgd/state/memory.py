@@ -40,10 +40,16 @@ def readable(size: float) -> str:
 
 
 def parse(text: str) -> int | None:
-    """Inverse of ``readable``; None for text that is not a size in binary units.
+    """Number of bytes that a text says, as people write it; None if it is not a size.
 
-    >>> parse("1.5 KiB")
-    1536
+    ``GiB``, ``G`` and ``g`` are binary units, ``GB`` is a decimal one.
+
+    >>> parse("1.5 KiB"), parse("4g") == parse("4 GiB"), parse("4GB")
+    (1536, True, 4000000000)
     """
-    found = re.fullmatch(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(UNITS)})\s*", text)
-    return None if found is None else int(float(found[1]) * 1024 ** UNITS.index(found[2]))
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?b)?|b)\s*", text.lower())
+    if found is None:
+        return None
+    prefix, unit = found[2], found[3]
+    power = 0 if prefix is None else 1 + "kmgt".index(prefix)
+    return int(float(found[1]) * (1000 if unit == "b" else 1024) ** power)

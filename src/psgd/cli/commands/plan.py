@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from .. import Kronecker, __version__
-from ..planning import plan as make_plan
-from .output import USAGE_ERROR, Json, Output
+from ... import Kronecker, __version__
+from ...planning import plan as make_plan
+from ..output import USAGE_ERROR, Json, Output
 
 Shapes = dict[str, tuple[int, Any]]
 
@@ -61,7 +61,7 @@ def plan(
     ranks: Annotated[int, typer.Option(metavar="N", min=1, help="Processes that share the work.")] = 1,
     budget: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="For the state on each rank: bytes, or such as '4 GiB'.", show_default="any"),
+        typer.Option(metavar="SIZE", help="For the state on each rank: bytes, 4GB, 4GiB or 4g.", show_default="any"),
     ] = None,
     max_dense: Annotated[
         int, typer.Option(metavar="N", min=0, help="The longest axis with a dense factor.")

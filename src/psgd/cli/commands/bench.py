@@ -1,0 +1,82 @@
+"""``psgd bench``: costs and gains of PSGD compared with other optimizers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ... import __version__
+from ...bench import BENCHMARKS, benchmark
+from ...bench import peers as bench_peers
+from .. import arguments
+from ..output import Json, Output, Quiet, interrupted
+
+
+def bench(
+    benchmarks: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="BENCHMARK", help=f"{', '.join(BENCHMARKS)}, or all.", show_default="all"),
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu or cuda.")] = "cpu",
+    peers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Optimizers to compare with: names with commas, packages, all or none.",
+            show_default="all",
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="For benchmarks that have several.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller, for a first look.")] = False,
+    limit: Annotated[float | None, typer.Option(metavar="SECONDS", min=1, help="For each measurement.")] = None,
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="What the language model is trained on.")] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the results are written.")] = Path("bench"),
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure what the optimizer costs and gains compared with others: a table, a JSON file and a plot per benchmark.
+
+    Every measurement has its own process and a time limit; one that fails is listed as failed, and the others go on.
+    Ctrl-C ends the present measurement: the table has those before it.
+
+    \b
+    Examples:
+      psgd bench dense --quick
+      psgd bench step --device cuda --peers AdamW,Muon
+      psgd bench fit --json --quiet | jq '.benchmarks[].table'
+    """
+    wanted = [BENCHMARKS[name] for name in arguments.names(benchmarks or ["all"], BENCHMARKS, "'BENCHMARK'")]
+    arguments.check_device(device)
+    comparable = [name for name in bench_peers.PEERS if any(name in one.peers for one in wanted)]
+    if peers is not None and not comparable:
+        raise typer.BadParameter(f"{wanted[0].name} compares with no others", param_hint="'--peers'")
+    try:
+        chosen = bench_peers.chosen(peers, comparable) if peers is not None else bench_peers.chosen("all")
+    except bench_peers.UnknownPeerError as error:
+        raise typer.BadParameter(str(error), param_hint="'--peers'") from None
+    models = [name for one in wanted for name in one.models]
+    if model is not None and model not in models:
+        right = f"{model!r} is none of {', '.join(models)}" if models else f"{wanted[0].name} has no choice of models"
+        raise typer.BadParameter(right, param_hint="'--model'")
+    if text is not None and not text.is_file():
+        raise typer.BadParameter(f"{text} is not a file", param_hint="'--text'")
+    printer = Output(as_json=as_json, quiet=quiet)
+    with arguments.writing(out):
+        arguments.try_writing(out)
+    summaries = []
+    for one in wanted:
+        among = [peer for peer in chosen if peer.name in one.peers]
+        plan = benchmark.Plan(device, among, model if model in one.models else None, quick, limit, text)
+        outcomes = benchmark.run(one, plan, printer.progress)
+        benchmark.show(one, outcomes, printer.results)
+        with arguments.saving(out):
+            paths = benchmark.write(one, plan, outcomes, out)
+        printer.results.say(f"Results: {', '.join(map(str, paths))}")
+        summaries.append({**benchmark.summary(one, plan, outcomes), "files": [str(path) for path in paths]})
+        if not summaries[-1]["complete"]:
+            break
+    printer.document({"benchmarks": summaries, "version": __version__})
+    if not summaries[-1]["complete"]:
+        raise typer.Exit(interrupted())

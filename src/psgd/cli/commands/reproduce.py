@@ -1,0 +1,86 @@
+"""``psgd reproduce``: the paper's experiments, and whether its claims hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ... import __version__
+from ...experiments import mnist, pool, progress
+from ...experiments import report as html_report
+from ...experiments.figures import FIGURES
+from ...experiments.reproduce import Order
+from ...experiments.reproduce import reproduce as reproduce_figures
+from .. import arguments
+from ..output import FailedError, Json, Output, Quiet, verdicts
+
+
+def reproduce(
+    figures: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FIGURE", help=f"{', '.join(FIGURES)}, or all.", show_default="all"),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="The paper's sizes: hours instead of minutes.")] = False,
+    seeds: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Seeds for each figure, instead of its own number.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Runs at the same time.", show_default="cores")
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu or cuda.")] = "cpu",
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where MNIST is; else $PSGD_DATA, the cache, or a download.")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the results are written.")] = Path("results"),
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run the paper's experiments, draw their figures, and check its claims.
+
+    For each figure NAME the folder gets NAME.png, NAME.svg, NAME.csv and NAME.json; report.html shows them all. A
+    command that was stopped continues when it is given again. Claims that do not hold are not a failure: they are
+    printed, and "holds" is false in the JSON.
+
+    \b
+    Examples:
+      psgd reproduce                         # all of it, a quarter of an hour on two cores
+      psgd reproduce fig6 --full             # one figure at the size of the paper
+      psgd reproduce fig1 --json --quiet | jq '.figures[].claims[] | {name, holds}'
+    """
+    names = arguments.names(figures or ["all"], FIGURES, "'FIGURE'")
+    arguments.check_device(device)
+    printer = Output(as_json=as_json, quiet=quiet)
+    with arguments.writing(out):
+        arguments.try_writing(out)
+    orders = [Order.of(FIGURES[name], full, seeds) for name in names]
+    if any(order.figure.digits and order.unfinished(out, device) for order in orders):
+        try:
+            mnist.load(data, say=printer.progress.say)  # now, once for all processes
+        except mnist.DataError as error:
+            if data is None:
+                raise FailedError(str(error)) from None
+            raise typer.BadParameter(str(error), param_hint="'--data'") from None
+    jobs = jobs or arguments.cores()
+    happenings = reproduce_figures(orders, out, jobs=jobs, device=device, data=data)
+    events = progress.show(printer.progress, happenings, jobs)
+    summaries = []
+    try:
+        while True:
+            with arguments.saving(out):
+                written = next(events, None)
+            if written is None:
+                break
+            summaries.append(written.summary)
+            printer.results.say(verdicts(written.summary))
+    except pool.KilledError as error:
+        raise FailedError(str(error)) from None
+    try:
+        with arguments.saving(out):
+            page = html_report.write(out)
+    except html_report.ReportError as error:
+        raise FailedError(str(error)) from None
+    printer.results.say(f"Report: {page}")
+    brief = [{key: summary[key] for key in ("name", "title", "size", "seeds", "claims")} for summary in summaries]
+    printer.document({"figures": brief, "report": str(page), "version": __version__})

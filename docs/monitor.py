@@ -1,10 +1,13 @@
 """The run that docs/monitor.md shows: trains, draws the picture, and measures the overhead.
 
-`python docs/monitor.py FOLDER` leaves `run.csv` and `monitor.png` in a folder, by default the current one.
+`python docs/monitor.py FOLDER` leaves `run.csv`, `monitor.png` and `watch.svg`, a picture of the terminal, in a folder,
+by default the current one.
 """
 
 from __future__ import annotations
 
+import io
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -13,9 +16,12 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from rich.console import Console, Group
 from torch import Tensor, nn
 
-from psgd import PSGD, FiniteDifference, Monitor, Whitening
+import psgd
+from psgd import PSGD, Monitor, Whitening
+from psgd.cli import watch
 from psgd.experiments import monitored
 from psgd.monitor import read
 
@@ -38,7 +44,7 @@ def run(path: Path) -> None:
     """A network learns what another one does; the spectrum of PH is found at every eighth record."""
     torch.manual_seed(0)
     teacher, model = network(16, 32, 1), network(16, 64, 64, 1)
-    optimizer = PSGD(model.named_parameters(), lr=0.1, probe=FiniteDifference(), max_norm=1.0)
+    optimizer = psgd.newton(model)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, STEPS)
     with Monitor(optimizer, path, every=EVERY, overwrite=True) as monitor:
         for step in range(STEPS):
@@ -57,6 +63,14 @@ def run(path: Path) -> None:
                 monitor.spectrum(loss_of)
             optimizer.step(closure)
             schedule.step()
+
+
+def on_terminal(path: Path) -> str:
+    """Picture of what ``psgd watch --once`` prints in 100 columns."""
+    console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True)
+    console.print(Group(*watch.picture(read(path), 100, watch.ROWS)))
+    picture = console.export_svg(title=f"psgd watch {path.name}")
+    return re.sub(r"@font-face \{.*?\}", "", picture, flags=re.DOTALL)  # which would be fetched from elsewhere
 
 
 def overhead(every: int, rounds: int = 9, steps: int = 100) -> tuple[float, float]:
@@ -90,6 +104,7 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     run(folder / "run.csv")
     monitored.draw(read(folder / "run.csv")).savefig(folder / "monitor.png", dpi=90)
+    (folder / "watch.svg").write_text(on_terminal(folder / "run.csv"), encoding="utf-8")
     for every in (50, 1):
         plain, watched = overhead(every)
         print(f"every={every}: {plain:.3f} ms without, {watched:.3f} ms with a monitor")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from .browser import browser  # noqa: F401
 from .processes import imported_before
 
 torch.set_num_threads(1)

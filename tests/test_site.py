@@ -1,0 +1,77 @@
+"""The built site in a real browser: no code is cut off, and no page scrolls sideways."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SITE = ROOT / "site"
+
+#: blocks of code that are wider than the column they are in; output of programs is marked as text, and may scroll
+CUT_OFF = """[...document.querySelectorAll("pre > code")]
+    .filter(code => code.scrollWidth > code.clientWidth + 1)
+    .map(code => Math.ceil(code.scrollWidth - code.clientWidth) + " px: "
+        + code.innerText.split("\\n").reduce((a, b) => a.length > b.length ? a : b))"""
+
+SIDEWAYS = """document.documentElement.scrollWidth - document.documentElement.clientWidth"""
+
+
+def pages() -> list[Path]:
+    """Pages of the site, if ``make docs`` has built it from the present sources."""
+    newest = max(path.stat().st_mtime for path in (ROOT / "docs").glob("*.md"))
+    found = sorted(SITE.glob("*.html"))
+    return found if found and min(path.stat().st_mtime for path in found) >= newest else []
+
+
+@pytest.fixture(scope="module")
+def site() -> list[Path]:
+    if not (found := pages()):
+        pytest.skip("make docs builds the site, and there is none of the present sources")
+    return found
+
+
+def test_no_code_is_cut_off(browser, site):
+    found = {}
+    for page in site:
+        browser.show(page, 1440, "light")
+        found |= {page.name: cut} if (cut := browser.evaluate(CUT_OFF)) else {}
+    assert found == {}
+
+
+#: types words into the search box, and returns the titles of the first results
+FOUND = """(async () => {
+    const input = document.querySelector("[data-md-component=search-query]")
+    input.focus()
+    input.value = %r
+    input.dispatchEvent(new KeyboardEvent("keyup", {bubbles: true}))
+    const links = () => [...document.querySelectorAll(".md-search-result__link")]
+    for (let waited = 0; waited < 100 && !links().length; waited++) await new Promise(done => setTimeout(done, 100))
+    return links().slice(0, 12).map(link => link.querySelector("h1, h2").textContent.trim())
+})()"""
+
+
+@pytest.mark.parametrize(
+    ("words", "title"),
+    [
+        ("learning rate", "The learning rate"),
+        ("hyperparameter", "The learning rate"),
+        ("warm-up", "Warm-up and decay"),
+        ("MPS", "Apple GPUs (MPS)"),
+        ("out of memory", "Out of memory"),
+    ],
+)
+def test_pages_are_found_by_the_words_of_users(browser, site, words, title):
+    """Also if the site is opened as files, without a server."""
+    browser.show(SITE / "index.html", 1440, "light")
+    assert title in browser.evaluate(FOUND % words)
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_no_page_scrolls_sideways(browser, site, width):
+    found = {}
+    for page in site:
+        browser.show(page, width, "light")
+        found |= {page.name: wider} if (wider := browser.evaluate(SIDEWAYS)) > 0 else {}
+    assert found == {}

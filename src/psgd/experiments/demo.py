@@ -166,7 +166,7 @@ def table(finished: Sequence[Run]) -> Table:
     iterations = finished[0].iterations[-1]
     averaged = min(AVERAGED, iterations)
     rows = Table(caption=f"losses: of the last {averaged} mini-batches; wrong: of {zebra.GRID**2:,} grid points")
-    headings = ("", "step size", f"loss after {iterations:,}", "at the same time", "wrong", "seconds", "mini-batches")
+    headings = ("", "learning rate", f"loss after {iterations:,}", "at the same time", "wrong", "seconds", "mini-batches")
     for heading in headings:
         rows.add_column(heading, justify="right" if heading else "left")
     for run in finished:
@@ -206,7 +206,7 @@ def draw(finished: Sequence[Run], points: int = 400) -> Figure:
     by_count, by_time = above.subplots(1, 2, sharey=True)
     iterations = finished[0].iterations[-1]
     for run, color in zip(finished, ("tab:blue", "tab:orange", "tab:green", "tab:grey"), strict=False):
-        label = f"{run.name}, step size {run.lr:g}"
+        label = f"{run.name}, learning rate {run.lr:g}"
         marker = "o" if len(run.losses) == 1 else None
         within = sum(done <= iterations for done in run.iterations)
         by_count.plot(run.iterations[:within], run.losses[:within], color=color, marker=marker, label=label)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 
 from .blocks import Blocks, PerTensor
 from .criteria import Criterion, c3
@@ -33,6 +34,9 @@ from .state import (
     spelling,
     summary,
 )
+
+#: what a closure returns
+T = TypeVar("T")
 
 
 class PSGD(Optimizer):
@@ -143,7 +147,7 @@ class PSGD(Optimizer):
     @spelling.suggests
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | Tensor | None = None,
         *,
         preconditioner: Structure = Kronecker(),
@@ -210,6 +214,10 @@ class PSGD(Optimizer):
         self._closure_checks, self._skip_check = ClosureChecks(), SkipCheck()
         self._recorder = Recorder(self.cuda_graph, ranks.recordable, fixed)
 
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], T]) -> T: ...
     @not_compiled("a step calls closures and reseeds generators; its products are batched already")
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -166,7 +166,15 @@ def table(finished: Sequence[Run]) -> Table:
     iterations = finished[0].iterations[-1]
     averaged = min(AVERAGED, iterations)
     rows = Table(caption=f"losses: of the last {averaged} mini-batches; wrong: of {zebra.GRID**2:,} grid points")
-    headings = ("", "learning rate", f"loss after {iterations:,}", "at the same time", "wrong", "seconds", "mini-batches")
+    headings = (
+        "",
+        "learning rate",
+        f"loss after {iterations:,}",
+        "at the same time",
+        "wrong",
+        "seconds",
+        "mini-batches",
+    )
     for heading in headings:
         rows.add_column(heading, justify="right" if heading else "left")
     for run in finished:

@@ -5,12 +5,14 @@ Those for several ranks have a file of their own, tests/ranks/test_examples.py.
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
+from matplotlib import pyplot as plt
 
 from psgd.experiments import mnist
 
@@ -101,3 +103,20 @@ def test_the_gallery_shows_it(name):
     assert f"](gallery/{name}.png)" in PAGE
     picture = ROOT / "docs/gallery" / f"{name}.png"
     assert 5_000 < picture.stat().st_size < 120_000
+
+
+def test_the_notebook_runs_from_start_to_end(tmp_path, monkeypatch, capsys):
+    """Cell by cell, as a reader would; a resumed run is the same to the last bit."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STEPS", "2")
+    monkeypatch.setattr(plt, "show", lambda: plt.close("all"))
+    notebook = json.loads((ROOT / "examples" / "from_adamw.ipynb").read_text(encoding="utf-8"))
+    names: dict[str, object] = {"__name__": "__main__"}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+            assert cell["outputs"] or "print" not in "".join(cell["source"]).split("def ")[0]  # it was run before
+    output = capsys.readouterr().out
+    assert output.count("after 2 steps") == 8
+    first, second = output.splitlines()[-1].split()
+    assert first == second

@@ -50,6 +50,18 @@ def test_structures_that_draw_random_numbers_need_all_updates(structure):
     assert schedule((512, 4), preconditioner=structure) == (1, 0)
 
 
+def test_a_dense_Q_is_young_at_a_smaller_step_size_if_it_is_fitted_to_curvature():
+    """With the boost of the others, the first steps on noisy losses are far too long."""
+
+    def boost(**options: Any) -> float:
+        return PSGD([torch.zeros(3)], **options).param_groups[0]["precond_boost"]
+
+    assert boost(preconditioner=Dense()) == 2
+    assert boost(preconditioner=Dense(), probe=Whitening()) == 3
+    assert boost(preconditioner=Diagonal()) == 3
+    assert boost() == 6
+
+
 def test_numbers_that_are_given_are_used():
     assert schedule((4, 3), update_every=1) == (1, 0)
     assert schedule((4, 3), update_every=3) == (3, 0)

@@ -186,6 +186,10 @@ class Dense(Structure):
         """Smaller for more than 400 elements: divided by its largest element, a step is the longer the more it has."""
         return super().precond_lr(whitening, size) * min(1.0, 400 / size)
 
+    def precond_boost(self, whitening: bool) -> float:
+        """Smaller for pairs than that of other structures, with which the first hundred steps may be far too long."""
+        return super().precond_boost(whitening) if whitening else 2.0
+
     @property
     def exact_precond_lr(self) -> float:
         return 0.9

@@ -1,4 +1,4 @@
-"""Blocks: parameters that share a ``Q``, and how they are packed into the array that it acts on."""
+"""Blocks: parameters that share a ``Q``, and how they are packed into the array that ``Q`` acts on."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .ops.real import as_real
 
 @dataclass(frozen=True)
 class Block:
-    """Parameters that share a ``Q``: each is viewed with a shape of its own, and all are joined along ``dim``.
+    """Parameters that share a ``Q``. Each is viewed with a shape of its own, and all views are joined along ``dim``.
 
-    ``unpack(pack(tensors))`` gives the tensors back, as real arrays.
+    ``unpack(pack(tensors))`` returns the same tensors, as real arrays.
     """
 
-    #: positions in the optimizer's list of parameters
+    #: positions of the parameters in the optimizer's list of parameters
     params: tuple[int, ...]
     #: shapes of the parameters, as real arrays
     shapes: tuple[tuple[int, ...], ...]
@@ -69,12 +69,12 @@ class Blocks(ABC):
 
     @abstractmethod
     def divide(self, params: Sequence[tuple[int, Tensor]]) -> list[Block]:
-        """Blocks of parameters, which are given with their positions; none is empty."""
+        """Divide parameters, which are given with their positions, into blocks; no parameter is empty."""
 
 
 @dataclass(frozen=True)
 class PerTensor(Blocks):
-    """One ``Q`` for every parameter: ``P`` is the direct sum of them."""
+    """Every parameter has its own ``Q``, so that ``P`` is block diagonal with one block for each parameter."""
 
     def divide(self, params: Sequence[tuple[int, Tensor]]) -> list[Block]:
         blocks = []
@@ -86,7 +86,7 @@ class PerTensor(Blocks):
 
 @dataclass(frozen=True)
 class Joint(Blocks):
-    """One ``Q`` for all parameters of a param group, as one long vector."""
+    """All parameters of a param group share one ``Q``, which acts on them as one long vector."""
 
     def divide(self, params: Sequence[tuple[int, Tensor]]) -> list[Block]:
         if not params:
@@ -98,11 +98,11 @@ class Joint(Blocks):
 
 @dataclass(frozen=True)
 class Affine(Blocks):
-    """The parameters of a layer as one matrix: ``[W b]``, or for a recurrent cell ``[W_ih W_hh b]``.
+    """The parameters of a layer form one matrix: ``[W b]``, or ``[W_ih W_hh b]`` for a recurrent cell.
 
-    Each param group is one layer, with a weight whose first axis counts the outputs, and all its tensors must have
-    that many rows; ``Affine.groups(model)`` makes such groups. A group without a weight, or of one tensor, is treated
-    as by ``PerTensor``.
+    Each param group must be one layer. The first axis of its weight counts the outputs, and all its tensors must have
+    that many rows. ``Affine.groups(model)`` makes such groups. A group that has no weight or only one tensor is treated
+    as with ``PerTensor``.
 
     >>> from torch import nn
     >>> for group in Affine.groups(nn.Sequential(nn.RNN(2, 50), nn.Linear(50, 1))):
@@ -132,17 +132,18 @@ class Affine(Blocks):
 
     @staticmethod
     def groups(module: nn.Module, **options: Any) -> list[dict[str, Any]]:
-        """The param groups of a model for ``PSGD(…, blocks=Affine())``: one for each layer.
+        """Param groups of a model for ``PSGD(…, blocks=Affine())``, one for each layer.
 
-        A layer is a module's own parameters, in the order in which they were registered. The tensors of one level and
-        direction of a recurrent network (names that end in ``_l0``, ``_l0_reverse``, …) make a layer each, and so do
-        the tensors of the recurrent cells. Parameters that do not fit the weight of their module, such as embeddings
-        beside a matrix or the scales of a normalisation, get groups of their own. Shared parameters appear once. (The
-        recurrent networks of torch have two biases: 50 states and 2 inputs make 50 × 54, where the paper has 50 × 53.)
+        A layer consists of a module's own parameters, in the order in which they were registered. In a recurrent
+        network, the tensors of each level and direction (names that end in ``_l0``, ``_l0_reverse``, …) form a layer,
+        and so do the tensors of each recurrent cell. Parameters that do not fit the weight of their module, such as
+        embeddings beside a matrix or the scales of a normalisation, get groups of their own. Shared parameters appear
+        once. (The recurrent networks of torch have two biases: 50 states and 2 inputs make a matrix of 50 × 54, whereas
+        the matrix of the paper is 50 × 53.)
 
         Args:
             module: the model
-            options: numbers and choices for every group, such as ``lr``, ``weight_decay`` or ``blocks``
+            options: options of every group, such as ``lr``, ``weight_decay`` or ``blocks``
         """
         groups: list[dict[str, Any]] = []
         seen: set[Tensor] = set()

@@ -1,4 +1,4 @@
-"""The optimal ``P`` of each criterion in closed form, from covariances: what fitting converges to.
+"""The optimal ``P`` of each criterion in closed form, computed from covariances. Fitting converges to this ``P``.
 
 All three functions have the same three arguments, so that one can replace another:
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 def covariances(dtheta: Tensor, dgrad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``R_θ = E[δθ δθᵀ]``, ``R_g = E[δg δgᵀ]`` and ``R_θg = E[δθ δgᵀ]`` from samples, one in each row."""
+    """``R_θ = E[δθ δθᵀ]``, ``R_g = E[δg δgᵀ]`` and ``R_θg = E[δθ δgᵀ]``, from matrices with one sample in each row."""
     if dtheta.ndim != 2 or dtheta.shape != dgrad.shape:
         raise ValueError(
             f"dtheta of shape {tuple(dtheta.shape)}, dgrad of shape {tuple(dgrad.shape)}: "
@@ -29,11 +29,11 @@ def covariances(dtheta: Tensor, dgrad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def c1(R_theta: Tensor, R_g: Tensor, R_theta_g: Tensor) -> Tensor:
-    """The ``P`` of ``E‖δg − P⁻¹δθ‖²``: the inverse of the solution of ``R_θ P⁻¹ + P⁻¹ R_θ = R_θg + R_gθ``.
+    """The ``P`` that minimises ``E‖δg − P⁻¹δθ‖²``; ``P⁻¹`` solves ``R_θ P⁻¹ + P⁻¹ R_θ = R_θg + R_gθ``.
 
-    It is not positive definite if the Hessian is not; ``R_g`` is not used. There is no such ``P`` if ``R_θ`` is
-    singular, as any curvature then suits a direction in which ``θ`` never changes, or if that solution is: where there
-    is no curvature, ``P`` would be infinite.
+    This ``P`` is not positive definite if the Hessian is not. ``R_g`` is not used. There is no such ``P`` if ``R_θ`` is
+    singular, because any curvature fits a direction in which ``θ`` never changes. There is also none if the solution
+    ``P⁻¹`` is singular, because ``P`` would be infinite in a direction without curvature.
     """
     values, U = _eigen(R_theta, "R_theta")
     _check_regular(values, "R_theta", "c1", "θ never changes in some direction, and any curvature fits there")
@@ -44,22 +44,23 @@ def c1(R_theta: Tensor, R_g: Tensor, R_theta_g: Tensor) -> Tensor:
 
 
 def c2(R_theta: Tensor, R_g: Tensor, R_theta_g: Tensor) -> Tensor:
-    """The ``P`` of ``E‖Pδg − δθ‖²``: it solves ``R_g P + P R_g = R_gθ + R_θg``.
+    """The ``P`` that minimises ``E‖Pδg − δθ‖²``; it solves ``R_g P + P R_g = R_gθ + R_θg``.
 
-    It is not positive definite if the Hessian is not; ``R_θ`` is not used. If ``R_g`` is singular, many ``P`` are best,
-    as gradients never change in some directions. This is the smallest of them, which is zero between such directions:
-    the limit for gradients with ever less white noise.
+    This ``P`` is not positive definite if the Hessian is not. ``R_θ`` is not used. If ``R_g`` is singular, gradients
+    never change in some directions, and many ``P`` are optimal. The function then returns the smallest of them, which
+    is zero between such directions. It is the limit for gradients with less and less white noise.
     """
     return _lyapunov(*_eigen(R_g, "R_g"), R_theta_g + R_theta_g.mT)
 
 
 def c3(R_theta: Tensor, R_g: Tensor, R_theta_g: Tensor | None = None) -> Tensor:
-    """The ``P`` of ``E[δgᵀPδg + δθᵀP⁻¹δθ]`` (Proposition 3): the positive definite solution of ``P R_g P = R_θ``.
+    """The ``P`` that minimises ``E[δgᵀPδg + δθᵀP⁻¹δθ]``, the positive definite solution of ``P R_g P = R_θ``.
 
-    With ``R_g^½ R_θ R_g^½ = U D Uᵀ`` it is ``R_g^(−½) U D^½ Uᵀ R_g^(−½)``, the geometric mean of ``R_g⁻¹`` and ``R_θ``;
-    ``R_θg`` is not used. If ``R_θ`` is singular, so is ``P``: in a direction in which ``θ`` never changes the criterion
-    falls as ``P`` becomes smaller, and this is its limit. If ``R_g`` is singular there is no limit: in a direction in
-    which gradients never change the criterion falls as ``P`` becomes larger.
+    See Proposition 3 of the paper. With ``R_g^½ R_θ R_g^½ = U D Uᵀ``, the solution is ``R_g^(−½) U D^½ Uᵀ R_g^(−½)``,
+    the geometric mean of ``R_g⁻¹`` and ``R_θ``. ``R_θg`` is not used. If ``R_θ`` is singular, so is ``P``: in a
+    direction in which ``θ`` never changes, the criterion falls as ``P`` becomes smaller, and the function returns the
+    limit. If ``R_g`` is singular, there is no limit: in a direction in which gradients never change, the criterion
+    falls as ``P`` becomes larger.
     """
     values, V = _eigen(R_g, "R_g")
     _check_regular(values, "R_g", "c3", "gradients never change in some direction, and P would be infinite there")

@@ -2,7 +2,7 @@
 
 With ``a = Q δg`` and ``b = Q⁻ᵀ δθ``, or their counterparts in other coordinates of a group, the relative gradient of
 each criterion is ``∇E = 2 project(x yᵀ + y xᵀ)``, where ``project`` is the projection onto the Lie algebra of the
-group of ``Q``. So a criterion only says what ``x`` and ``y`` are, and does not depend on the group.
+group of ``Q``. A criterion therefore only defines ``x`` and ``y``, and does not depend on the group.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Criterion(Protocol):
 
 
 def c1(Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent:
-    """Fit the secant equation ``δg = P⁻¹ δθ``: descend ``E‖δg − P⁻¹δθ‖²``.
+    """Fit the secant equation ``δg = P⁻¹ δθ`` by minimising ``E‖δg − P⁻¹δθ‖²``.
 
-    Its optimum is the inverse of a positive definite Hessian, even if that amplifies noise.
+    The optimal ``P`` is the inverse of a positive definite Hessian, even if this inverse amplifies noise.
     """
     e1 = dgrad - Q.solve(Q.solve_t(dtheta))
     del dgrad
@@ -36,16 +36,17 @@ def c1(Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent:
 
 
 def c2(Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent:
-    """Fit the secant equation the other way round: descend ``E‖P δg − δθ‖²``."""
+    """Fit the secant equation in the other direction, ``P δg = δθ``, by minimising ``E‖P δg − δθ‖²``."""
     e2 = Q.precondition(dgrad) - dtheta
     del dtheta
     return Tangent(Q.a(dgrad), Q.a(e2))
 
 
 def c3(Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent:
-    """Match the size of preconditioned gradient changes to that of parameter changes: the paper's criterion.
+    """Match the size of preconditioned gradient changes to the size of parameter changes: the paper's criterion.
 
-    It descends ``E[δgᵀPδg + δθᵀP⁻¹δθ]``, whose tangent is ``a aᵀ − b bᵀ``, and does not see the signs of curvature.
+    It minimises ``E[δgᵀPδg + δθᵀP⁻¹δθ]``, whose tangent is ``a aᵀ − b bᵀ``. It does not depend on the signs of
+    curvatures.
     """
     a = Q.a(dgrad)
     del dgrad
@@ -63,13 +64,15 @@ IN_EXPECTATION = frozenset([c3])
 
 
 def misfit(criterion: Criterion, Q: Group, dtheta: Tensor, dgrad: Tensor) -> Tensor:
-    """Distance of one pair from what a criterion wants: for each block a number that does not depend on any scale.
+    """Measure how far one pair is from satisfying a criterion: one number for each block, independent of any scale.
 
-    For ``c1`` and ``c2`` it is the relative error of their secant equations. For ``c3``, which wants sizes to agree,
-    and for criteria of users it is ``|ln(‖a‖² / ‖b‖²)|``. As every group contains the scalings, the optimum of ``c3``
-    has ``E‖a‖² = E‖b‖²``; if it is ``P = |H|⁻¹``, ``‖a‖ = ‖b‖`` for every pair. Until then a few directions with too
-    large a curvature make up most of ``‖a‖²``, so that it varies from pair to pair even if its mean is right: the
-    misfit falls while ``Q`` learns the scale, and continues to fall while it learns the shape.
+    For ``c1`` and ``c2``, the misfit is the relative error of their secant equations. For ``c3``, which requires sizes
+    to agree, and for criteria of users, it is ``|ln(‖a‖² / ‖b‖²)|``.
+
+    Every group contains the scalings, so the optimum of ``c3`` has ``E‖a‖² = E‖b‖²``. If this optimum is ``P = |H|⁻¹``,
+    then ``‖a‖ = ‖b‖`` for every pair. Before the optimum is reached, a few directions with too large a curvature make
+    up most of ``‖a‖²``, so that it varies from pair to pair even if its mean is right. The misfit therefore falls while
+    ``Q`` learns the scale, and continues to fall while ``Q`` learns the shape.
     """
     if criterion is c1:
         return _relative(dgrad - Q.solve(Q.solve_t(dtheta)), dgrad)

@@ -1,13 +1,13 @@
 """Effect of a preconditioner on a problem: the three properties of Section III.B of the paper.
 
-* *eigenvalue spread gain*: the spread of ``H`` divided by that of ``PH``, where the spread is the standard deviation of
-  the logarithms of absolute eigenvalues; 1 for plain SGD, the larger the better
-* *mean absolute eigenvalue* of ``PH``: 1 is best, as the step size then needs no tuning
+* *eigenvalue spread gain*: the spread of ``H`` divided by the spread of ``PH``. The spread is the standard deviation of
+  the logarithms of the absolute eigenvalues. The gain is 1 for plain SGD; larger is better.
+* *mean absolute eigenvalue* of ``PH``: 1 is best, as the learning rate then needs no tuning.
 * *noise suppression gain*: ``tr(H⁻²) / tr(P²)``, the energy of the gradient noise after Newton's method divided by
-  that after preconditioning
+  its energy after preconditioning.
 
-``properties`` computes them exactly for matrices; ``model_properties`` estimates them for an optimizer and a closure
-without ever forming a matrix. Eigenvalues of ``PH`` are those of the symmetric ``Q H Qᵀ`` (Proposition 1).
+``properties`` computes them exactly for matrices. ``model_properties`` estimates them for an optimizer and a closure
+without forming a matrix. The eigenvalues of ``PH`` are those of the symmetric ``Q H Qᵀ`` (Proposition 1).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Properties:
 
 @dataclass(frozen=True)
 class EstimatedProperties(Properties):
-    """The three properties, and how far chance may have moved each of them.
+    """The three properties, and the standard error of each of them.
 
     Args:
-        standard_error: standard error of each, from the differences between random vectors: zero for exact properties,
-            infinite for one vector
+        standard_error: standard error of each property, from the differences between random vectors. It is zero for
+            exact properties, and infinite for a single vector.
     """
 
     standard_error: Properties
@@ -55,7 +55,7 @@ class EstimatedProperties(Properties):
 
 
 def preconditioned_eigenvalues(P: Tensor, H: Tensor) -> Tensor:
-    """The eigenvalues of ``PH``, ascending; all real, with the signs of those of ``H`` (Proposition 1).
+    """The eigenvalues of ``PH`` in ascending order; all are real and have the signs of those of ``H`` (Proposition 1).
 
     >>> import torch
     >>> H = torch.tensor([[-1.5, -2.5], [-2.5, -1.5]])  # Figure 1 of the paper
@@ -86,18 +86,18 @@ def eigenvalue_spread(eigenvalues: Tensor) -> Tensor:
 
 
 def eigenvalue_spread_gain(P: Tensor, H: Tensor) -> Tensor:
-    """The spread of ``H`` divided by that of ``PH``: 1 for plain SGD, the larger the better."""
+    """The eigenvalue spread of ``H`` divided by that of ``PH``: 1 for plain SGD; larger is better."""
     _check_symmetric("H", H)
     return eigenvalue_spread(torch.linalg.eigvalsh(H)) / eigenvalue_spread(preconditioned_eigenvalues(P, H))
 
 
 def mean_abs_eigenvalue(P: Tensor, H: Tensor) -> Tensor:
-    """The mean of the absolute eigenvalues of ``PH``: 1 is best, as the step size then needs no tuning."""
+    """The mean of the absolute eigenvalues of ``PH``: 1 is best, as the learning rate then needs no tuning."""
     return preconditioned_eigenvalues(P, H).abs().mean()
 
 
 def noise_suppression_gain(P: Tensor, H: Tensor, noise: Tensor | None = None) -> Tensor:
-    """``tr(H⁻² R) / tr(P² R)`` for gradient noise of covariance ``R``; by default white noise."""
+    """``tr(H⁻² R) / tr(P² R)`` for gradient noise with covariance ``R``; by default the noise is white."""
     _check_symmetric("P", P)
     _check_symmetric("H", H)
     R = torch.eye(H.shape[0], dtype=H.dtype, device=H.device) if noise is None else noise
@@ -108,7 +108,7 @@ def noise_suppression_gain(P: Tensor, H: Tensor, noise: Tensor | None = None) ->
 
 
 def properties(P: Tensor, H: Tensor) -> Properties:
-    """All three properties, exactly, for a positive definite ``P`` and a nonsingular symmetric ``H``."""
+    """Compute all three properties exactly for a positive definite ``P`` and a nonsingular symmetric ``H``."""
     return Properties(
         float(eigenvalue_spread_gain(P, H)), float(mean_abs_eigenvalue(P, H)), float(noise_suppression_gain(P, H))
     )
@@ -117,21 +117,22 @@ def properties(P: Tensor, H: Tensor) -> Properties:
 def model_properties(
     optimizer: PSGD, closure: Callable[[], Tensor], *, probes: int = 8, iterations: int = 64, seed: int = 0
 ) -> EstimatedProperties:
-    """All three properties for the parameters of an optimizer, by Hessian-vector products instead of matrices.
+    """Estimate all three properties for the parameters of an optimizer, by Hessian-vector products instead of matrices.
 
-    Functions of eigenvalues are estimated by stochastic Lanczos quadrature, ``tr(P²)`` by Hutchinson's estimator, and
-    their standard errors by leaving out one random vector at a time (the jackknife). Small eigenvalues that so many
-    Lanczos steps do not resolve are not part of the errors; more iterations show whether there are any.
+    Functions of eigenvalues are estimated by stochastic Lanczos quadrature, and ``tr(P²)`` by Hutchinson's estimator.
+    The standard errors are estimated by leaving out one random vector at a time (the jackknife). They do not include
+    errors from small eigenvalues that this number of Lanczos steps does not resolve; more iterations show whether there
+    are any.
 
-    Up to ``probes · iterations`` parameters the matrices themselves cost no more, and the result is exact. The
+    For up to ``probes · iterations`` parameters, the matrices themselves cost no more, so that the result is exact. The
     parameters, their gradients and the optimizer's state are not changed.
 
     Args:
         optimizer: the optimizer; blocks whose parameters are frozen are left out
-        closure: returns the loss, without calling ``backward``; always for the same mini-batch
-        probes: random vectors to average over, each of which costs ``2 · iterations`` products
-        iterations: Lanczos steps for each
-        seed: of the random vectors
+        closure: function that returns the loss, always for the same mini-batch, without calling ``backward``
+        probes: number of random vectors to average over, each of which costs ``2 · iterations`` products
+        iterations: number of Lanczos steps for each random vector
+        seed: seed of the random vectors
     """
     _check_counts("model_properties", probes=probes, iterations=iterations)
     operators = _Operators(optimizer, closure, "model_properties")
@@ -178,13 +179,16 @@ def _check_counts(who: str, **counts: int) -> None:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Eigenvalues of ``PH`` as a distribution: ``weights`` sum to one, and say how much of it is near each node."""
+    """Distribution of the eigenvalues of ``PH``.
+
+    The ``weights`` sum to one. Each tells which share of the eigenvalues is near the corresponding node.
+    """
 
     nodes: Tensor
     weights: Tensor
 
     def quantile(self, share: float) -> float:
-        """Absolute value that this share of the spectrum does not exceed."""
+        """Absolute value that this share of the eigenvalues does not exceed."""
         sizes, order = self.nodes.abs().sort()
         below = self.weights[order].cumsum(0)
         return float(sizes[min(int((below < share * (1 - 1e-6)).sum()), len(sizes) - 1)])
@@ -198,16 +202,17 @@ class Spectrum:
 def model_spectrum(
     optimizer: PSGD, closure: Callable[[], Tensor], *, probes: int = 4, iterations: int = 32, seed: int = 0
 ) -> Spectrum:
-    """The spectrum of ``PH`` for the parameters of an optimizer, by stochastic Lanczos quadrature.
+    """Estimate the spectrum of ``PH`` for the parameters of an optimizer, by stochastic Lanczos quadrature.
 
-    Its ends are those of the true spectrum, or a little inside. Like ``model_properties``, it changes nothing.
+    The ends of the estimate are the ends of the true spectrum or lie a little inside it. Like ``model_properties``,
+    this function does not change parameters, gradients or state.
 
     Args:
         optimizer: the optimizer; blocks whose parameters are frozen are left out
-        closure: returns the loss, without calling ``backward``; always for the same mini-batch
-        probes: random vectors to average over, each of which costs ``iterations`` products
-        iterations: Lanczos steps for each
-        seed: of the random vectors
+        closure: function that returns the loss, always for the same mini-batch, without calling ``backward``
+        probes: number of random vectors to average over, each of which costs ``iterations`` products
+        iterations: number of Lanczos steps for each random vector
+        seed: seed of the random vectors
     """
     _check_counts("model_spectrum", probes=probes, iterations=iterations)
     if any(is_dtensor(p) for p in optimizer.parameters()):

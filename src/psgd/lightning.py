@@ -1,6 +1,6 @@
 """Callback for ``lightning`` that logs what a preconditioner does while a ``Trainer`` trains.
 
-This is the only module that imports that package; ``import psgd`` does not import it.
+This is the only module that imports ``lightning``; ``import psgd`` does not import this module.
 """
 
 from __future__ import annotations
@@ -23,22 +23,26 @@ except ImportError as missing:
 
 
 class PreconditionerMonitor(pl.Callback):
-    """Logs what a ``psgd.Monitor`` records, for each ``PSGD`` of a module, every ``every`` steps:
+    """Logs the records of a ``psgd.Monitor`` for each ``PSGD`` of a module, every ``every`` steps:
 
-    * ``psgd/residual``: how far ``Q`` is from fitted, ``psgd/q_step``: how far it moved in its last update,
-      ``psgd/condition``: the condition of its factors, and ``psgd/update_rms``: how far parameters moved. Each is the
-      median over the blocks; with the suffix ``_max`` it is the maximum.
-    * ``psgd/loss``, ``psgd/lr``, and ``psgd/skipped``: number of steps that were skipped so far because loss or
-      gradients were not finite
+    * ``psgd/residual``: how far ``Q`` is from fitting the criterion
+    * ``psgd/q_step``: how far ``Q`` moved in its last update
+    * ``psgd/condition``: condition number of the factors of ``Q``
+    * ``psgd/update_rms``: how far the parameters moved
+    * ``psgd/loss`` and ``psgd/lr``: loss and learning rate
+    * ``psgd/skipped``: number of steps skipped so far because loss or gradients were not finite
 
-    They go to the loggers of the ``Trainer`` and to ``trainer.callback_metrics``, so that other callbacks see them. The
-    second ``PSGD`` of a module logs as ``psgd1/…``. The costs are those of the monitor.
+    Each of the first four is the median over the blocks. The suffix ``_max`` marks the maximum over the blocks.
 
-    It also warns if the settings of the ``Trainer`` do not suit the probe: gradients that are clipped or accumulated
-    between the calls of a closure are not those that ``FiniteDifference`` measures.
+    The numbers go to the loggers of the ``Trainer`` and to ``trainer.callback_metrics``, so that other callbacks see
+    them. The numbers of the second ``PSGD`` of a module are called ``psgd1/…``. The callback costs as much as the
+    monitor.
+
+    The callback also warns if the settings of the ``Trainer`` do not suit the probe: gradients that are clipped or
+    accumulated between the calls of a closure are not those that ``FiniteDifference`` measures.
 
     Args:
-        every: steps from one record to the next; by default the ``log_every_n_steps`` of the ``Trainer``
+        every: number of steps from one record to the next; by default the ``log_every_n_steps`` of the ``Trainer``
     """
 
     def __init__(self, every: int | None = None) -> None:

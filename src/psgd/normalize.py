@@ -1,7 +1,7 @@
 """Normalisations of the step of ``Q``: the ``‖∇E‖`` in ``Q ← (I − precond_lr / ‖∇E‖ · ∇E) Q``.
 
-Every choice is at least the largest ``|∇E_ii|``, so with ``0 < precond_lr < 1`` the factors ``1 − μ ∇E_ii`` that
-multiply the diagonal of ``Q`` stay positive.
+Every normalisation is at least the largest ``|∇E_ii|``. If ``0 < precond_lr < 1``, the factors ``1 − μ ∇E_ii`` that
+multiply the diagonal of ``Q`` therefore stay positive.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Normalization(Protocol):
 
 @dataclass(frozen=True)
 class MaxAbs:
-    """The largest absolute element of ``∇E``: the paper's choice in all of its experiments."""
+    """Divide by the largest absolute element of ``∇E``, as the paper does in all of its experiments."""
 
     def __call__(self, tangent: Projected, /) -> Tensor:
         return tangent.max_abs()
@@ -37,9 +37,9 @@ class MaxAbs:
 
 @dataclass(frozen=True)
 class MaxDiag:
-    """The largest absolute diagonal element of ``∇E``: the paper's second choice, and the cheapest.
+    """Divide by the largest absolute diagonal element of ``∇E``, the paper's second choice and the cheapest one.
 
-    It does not limit elements off the diagonal, which can be large if the diagonal happens to vanish.
+    This norm does not limit the off-diagonal elements, which can be large if the diagonal happens to vanish.
     """
 
     def __call__(self, tangent: Projected, /) -> Tensor:
@@ -48,7 +48,10 @@ class MaxDiag:
 
 @dataclass(frozen=True)
 class Spectral:
-    """The spectral norm of ``S``: the smallest steps, and the only ones that do not grow with the size of ``Q``."""
+    """Divide by the spectral norm of ``S``.
+
+    The steps of ``Q`` are the smallest of the three, and the only ones that do not grow with the size of ``Q``.
+    """
 
     def __call__(self, tangent: Projected, /) -> Tensor:
         return tangent.spectral()

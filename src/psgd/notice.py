@@ -1,4 +1,4 @@
-"""Words at run time: what works but is probably not meant, said once, as a warning of a category of its own."""
+"""Warnings about uses that work but are probably not intended: given once, in a category of their own."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _BETWEEN = tuple(str(Path(file).parent) for file in (__file__, torch.__file__))
 class PSGDWarning(UserWarning):
     """Category of all warnings about how an optimizer is used.
 
-    They are turned off by ``warnings.filterwarnings("ignore", category=psgd.PSGDWarning)``, and made errors by
-    ``"error"``.
+    ``warnings.filterwarnings("ignore", category=psgd.PSGDWarning)`` turns them off. With ``"error"`` instead of
+    ``"ignore"``, it turns them into errors.
     """
 
 

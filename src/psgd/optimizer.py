@@ -56,64 +56,71 @@ class PSGD(Optimizer):
         &\quad \theta \leftarrow \theta - \text{lr}\, (d + \text{weight\_decay}\; \theta)
         \end{aligned}
 
-    The dense factors of ``Kronecker()`` move in other coordinates, which need no inverse. For a block with several axes
-    they match ``P δg`` with ``δθ`` along each axis, summed over the others, which is not exactly the minimum of ``c3``.
-    A step whose loss or gradients are not finite changes nothing; it is counted in ``state[p]["skipped"]``.
+    The dense factors of ``Kronecker()`` are updated in other coordinates, which need no inverse. For a block with
+    several axes, they match ``P δg`` to ``δθ`` along each axis, summed over the other axes. The result is not exactly
+    the minimum of ``c3``.
+
+    A step whose loss or gradients are not finite is skipped: it changes nothing, except for the number of skipped
+    steps in ``state[p]["skipped"]``.
 
     Args:
         params: parameters, named parameters, or param groups
-        lr: learning rate, a number or a tensor; by default 0.5, and 0.001 with ``Whitening``, whose steps do not shrink
-            with the gradient
+        lr: learning rate, a number or a tensor. The default is 0.5, or 0.001 with ``Whitening``, whose steps do not
+            shrink with the gradient.
         preconditioner: structure of ``P = QᵀQ``: ``Kronecker``, ``Dense``, ``LowRank``, ``LimitedMemory`` or
             ``Diagonal``
         criterion: criterion that ``P`` is fitted to: ``c3``, ``c1`` or ``c2``
         probe: source of the pairs that ``P`` is fitted to: ``FiniteDifference``, ``HessianVector`` or ``Whitening``
         blocks: rule for which parameters share a ``Q``: ``PerTensor``, ``Joint`` or ``Affine``
-        precond_lr: normalised step size of ``Q``, between 0 and 1; by default 0.1 for inverse-free factors, and for
-            others 0.05 or, with ``Whitening``, 0.01
-        precond_boost: factor of ``precond_lr`` in the first 150 updates of ``Q``, which then falls to 1 in proportion
-            to their number. If ``precond_lr`` is left to the optimizer, it is by default 3, and 6 for inverse-free
-            factors that are fitted to curvature; else 1.
-        precond_dtype: dtype of ``Q`` and of the products with it, such as ``torch.bfloat16``; by default that of the
-            parameters, but at least float32
+        precond_lr: normalised step size of ``Q``, between 0 and 1. The default is 0.1 for inverse-free factors. For
+            other factors it is 0.05, or 0.01 with ``Whitening``.
+        precond_boost: factor that multiplies ``precond_lr`` during the first 150 updates of ``Q``. After them, the
+            factor falls to 1 in inverse proportion to the number of updates. If ``precond_lr`` is given, the default is
+            1. Otherwise it is 3, or 6 for inverse-free factors that are fitted to curvature.
+        precond_dtype: dtype of ``Q`` and of the products with it, such as ``torch.bfloat16``; by default the dtype of
+            the parameters, but at least float32
         normalize: normalisation of the step of ``Q``: ``MaxAbs`` (the default), ``MaxDiag`` or ``Spectral``;
-            inverse-free factors have a way of their own
-        momentum: decay of the average of gradients that is preconditioned; 0 for none. By default 0.9.
+            inverse-free factors have a normalisation of their own
+        momentum: decay rate of the average of gradients that is preconditioned; 0 turns the average off. The default is
+            0.9.
         weight_decay: decoupled weight decay
-        update_every: number of steps from one update of ``Q`` to the next; steps between need no second gradient. By
-            default 1; for inverse-free factors on a CPU 10 if axes are long, and with ``Whitening`` always 10 to 50, so
-            that updates of long axes cost about as much as gradients of 128 samples.
-        update_anneal: number of steps over which updates become rarer, from every step to ``update_every``; by default
-            0, and 100 where the optimizer chooses ``update_every`` and that is not 1
-        max_rms: largest root mean square of the preconditioned gradient of a block; by default 1.1 with ``Whitening``,
-            which makes it about 1, else infinite. It also limits the spectral norm of blocks with a diagonal factor, to
-            about twice that of noise of this size.
+        update_every: number of steps from one update of ``Q`` to the next; the steps between two updates need no second
+            gradient. The default is 1, except for inverse-free factors on a CPU. There it is 10 if axes are long, and
+            with ``Whitening`` it is always between 10 and 50. Updates of long axes then cost about as much as gradients
+            of 128 samples.
+        update_anneal: number of steps over which updates become rarer, from one in every step to one in every
+            ``update_every`` steps. The default is 0, or 100 if the optimizer chooses an ``update_every`` other than 1.
+        max_rms: largest root mean square of the preconditioned gradient of a block. The default is 1.1 with
+            ``Whitening``, whose preconditioned gradients have a root mean square of about 1; otherwise it is infinite.
+            For blocks with a diagonal factor it also limits the spectral norm, to about twice the spectral norm of
+            noise of this size.
         max_norm: largest length of the preconditioned gradient of all parameters together
-        clip_outliers: largest ratio of the length of a block's gradient to that of the longest one of about the last
-            hundred steps. Longer ones are shortened to it, so that an outlier costs a few steps and not the run, unless
-            it is the very first gradient; ``math.inf`` for the gradients as they are.
-        clip_steps: largest ratio of the length of a block's step to the average length of those before it, so that a
-            bad ``P`` costs a few steps and not the run. By default 2, and infinite with ``Whitening``, which has
-            ``max_rms``.
-        init: start of ``Q``: ``"scaled"``, the multiple of the identity that fits the first pair or gradient of a
-            block, or ``"identity"``, as in the paper
-        seed: seed of the probe's random numbers, which are a function of seed, step and parameter alone
+        clip_outliers: largest ratio of the length of a block's gradient to the length of the longest one of about the
+            last hundred steps. Longer gradients are shortened to this ratio, so that an outlier costs a few steps and
+            not the run, unless it is the very first gradient. ``math.inf`` leaves gradients as they are.
+        clip_steps: largest ratio of the length of a block's step to the average length of the block's earlier steps, so
+            that a bad ``P`` costs a few steps and not the run. The default is 2, or infinite with ``Whitening``, whose
+            steps are limited by ``max_rms``.
+        init: initial ``Q``: ``"scaled"`` is the multiple of the identity that fits the first pair or gradient of a
+            block; ``"identity"`` is the start of the paper
+        seed: seed of the probe's random numbers, which depend on seed, step and parameter alone
         maximize: maximise the loss instead of minimising it
-        cuda_graph: record the steps of inverse-free factors on a GPU and replay them, which costs the host far less
-            time. The temporary memory of a step then stays reserved: with ``Whitening`` at most 1.5 times that of the
-            state, else about five times the parameters and twice ``Q``. Steps are therefore not recorded if state,
-            gradients and pairs use more than a sixteenth of the device's memory.
+        cuda_graph: capture the steps of inverse-free factors on a GPU as CUDA graphs and replay them, which needs far
+            less time on the host. The temporary memory of a step then stays reserved. With ``Whitening`` it is at most
+            1.5 times the memory of the state, otherwise about five times the memory of the parameters plus twice that
+            of ``Q``. Steps are therefore not captured if state, gradients and pairs use more than a sixteenth of the
+            device's memory.
         error_if_nonfinite: raise ``FloatingPointError`` if a step would be skipped; the host then waits for the device
             at every step
-        shard: ranks of a process group or device mesh that share the blocks: each keeps ``Q`` and averages of its own
-            blocks only, and sends their steps to the others. They must see the same gradients, as with
-            ``DistributedDataParallel``. Parameters that are ``DTensor``s, as ``fully_shard`` makes them, are always
-            shared by the ranks of their mesh.
+        shard: process group or device mesh whose ranks share the blocks. Each rank keeps ``Q`` and averages of its own
+            blocks only, and sends the steps of these blocks to the other ranks. All ranks must see the same gradients,
+            as with ``DistributedDataParallel``. Parameters that are ``DTensor``s, as ``fully_shard`` makes them, are
+            always shared by the ranks of their mesh.
 
-    All numbers may differ between param groups and change between steps. Those of one group never change the steps of
-    another, except for ``max_norm``, which limits all parameters together. A param group may also have a
-    ``preconditioner`` and ``blocks`` of its own, which stay as they are once it is added; ``precond_lr`` and
-    ``precond_boost`` are then those of its own structure, unless they are given.
+    All numbers may differ between param groups and change between steps. The numbers of one group never change the
+    steps of another, except for ``max_norm``, which limits all parameters together. A param group may also have a
+    ``preconditioner`` and ``blocks`` of its own, which are fixed once the group is added. Its ``precond_lr`` and
+    ``precond_boost`` are then the defaults for its own structure, unless they are given.
 
     >>> import torch
     >>> from psgd import PSGD
@@ -139,9 +146,10 @@ class PSGD(Optimizer):
     init: str
     cuda_graph: bool
     error_if_nonfinite: bool
-    #: functions called at every step with its number, the probe's evaluation and whole gradients, before anything moves
+    #: functions that are called at every step, before anything changes, with the number of the step, the probe's
+    #: evaluation and whole gradients
     observers: tuple[Callable[[int, Evaluation, Mapping[int, Tensor]], None], ...] = ()
-    #: whether a warning tells that many steps in a row were skipped; false for tools that say so in another way
+    #: whether the optimizer warns when many steps in a row were skipped; false for tools that report it in another way
     tells_skipped: bool = True
 
     @spelling.suggests
@@ -224,8 +232,9 @@ class PSGD(Optimizer):
         """Take one step and return the closure's loss.
 
         Args:
-            closure: evaluates the model and returns the loss. ``FiniteDifference`` wants an ordinary one, which calls
-                ``backward``; ``HessianVector`` one that does not; ``Whitening`` needs none.
+            closure: function that evaluates the model and returns the loss. ``FiniteDifference`` needs an ordinary
+                closure, which calls ``backward``. ``HessianVector`` needs a closure that does not call ``backward``.
+                ``Whitening`` needs no closure.
         """
         store, ranks = self._store, self._ranks
         store.attach(self.state, self.param_groups)
@@ -279,30 +288,33 @@ class PSGD(Optimizer):
         self._store.notice_changes()
 
     def parameters(self) -> list[Tensor]:
-        """All parameters, in the order of the param groups; blocks and stacks refer to their positions in it."""
+        """All parameters, in the order of the param groups; blocks and stacks refer to positions in this list."""
         return list(self._store.params)
 
     @property
     def stacks(self) -> list[Stack]:
-        """Blocks with their ``Q``, those of one shape and param group together. The state are views of them."""
+        """Blocks with their ``Q``; blocks of one shape and param group share a stack.
+
+        The tensors in ``state`` are views of the stacks.
+        """
         self._notice_changes()
         return self._store.stacks()
 
     @property
     def shares_blocks(self) -> bool:
-        """Whether ranks share the blocks, so that this one keeps ``Q`` of some of them only."""
+        """Whether ranks share the blocks, so that this rank keeps ``Q`` of only some of them."""
         return not self._ranks.has_all
 
     def check_replicas(self, group: Any = None) -> None:
-        """Raise on all ranks unless parameters, state and param groups are the same on all of them, to the bit.
+        """Raise an error on all ranks unless parameters, state and param groups agree bit for bit on all of them.
 
-        Replicas without ``shard`` do not communicate in a step, so they cannot notice there that they differ: in a
-        number of a param group, or in a parameter that only some of them freeze. This check waits for the device and
-        reads everything once; call it every few hundred steps. Parameters and state of which a rank has only a part are
-        left out.
+        Replicas without ``shard`` do not communicate in a step. A step therefore cannot notice that replicas differ,
+        for example in a number of a param group, or in a parameter that only some of them freeze. This check waits for
+        the device and reads everything once; call it every few hundred steps. It leaves out parameters and state of
+        which a rank has only a part.
 
         Args:
-            group: process group of the replicas; all ranks by default
+            group: process group of the replicas; by default all ranks
         """
         self._notice_changes()
         store = self._store
@@ -310,7 +322,7 @@ class PSGD(Optimizer):
         compare("check_replicas", all_facts, "PSGD wants replicas to be the same", None, group, store.params[0].device)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, at any time, with a structure and blocks of their own if given."""
+        """Add a param group at any time; it may have a ``preconditioner`` and ``blocks`` of its own."""
         index = len(self.param_groups)
         where = f" in param group {index}"
         for_all = [name for name in self._choice_names if name not in Choices._fields]
@@ -341,7 +353,7 @@ class PSGD(Optimizer):
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
-        """State and param groups as torch's optimizers return them; the tensors are those of the state, not copies."""
+        """State and param groups in the format of torch's optimizers; the tensors are not copied."""
         handle = self.register_state_dict_post_hook(checkpoint.apart, prepend=True)
         try:
             return super().state_dict()
@@ -350,10 +362,10 @@ class PSGD(Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what ``state_dict()`` returned, after checking all of it.
+        """Load the result of ``state_dict()``, after checking all of it.
 
-        Tensors of a model of another precision are converted: ``Q`` to ``precond_dtype`` or its default, averages to
-        the dtype of the parameters, but at least float32.
+        If the model had another precision, the tensors are converted: ``Q`` to ``precond_dtype`` or its default, and
+        averages to the dtype of the parameters, but at least float32.
         """
         with loading(self, self._store, self._ranks):
             super().load_state_dict(state_dict)

@@ -1,4 +1,4 @@
-"""One line for a model: an optimizer with the param groups, the probe and the structure that suit it."""
+"""Functions that create an optimizer with the param groups, the probe and the structure that suit a model."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def whiten(
     max_dense: int = 2048,
     **options: Any,
 ) -> PSGD:
-    """Optimizer that whitens gradients, in place of ``torch.optim.AdamW(model.parameters(), …)``.
+    """Create an optimizer that whitens gradients, in place of ``torch.optim.AdamW(model.parameters(), …)``.
 
-    It fits the ordinary loop, ``loss.backward(); optimizer.step()``, and suits networks of any size.
+    It works with the ordinary training loop, ``loss.backward(); optimizer.step()``, and suits networks of any size.
 
     Args:
-        model: the model; parameters that are frozen are left out
+        model: the model; its frozen parameters are left out
         lr: learning rate; by default 0.001
-        weight_decay: decoupled weight decay of matrices and larger arrays; biases and the scales of normalisations have
-            none, except for the biases of recurrent layers, which are one block with the weights
-        max_dense: longest axis with a dense factor, see ``Kronecker``. The rows of an embedding have a diagonal factor
-            if there are more of them than columns.
+        weight_decay: decoupled weight decay of matrices and larger arrays. Biases and the scales of normalisations do
+            not decay, except for the biases of recurrent layers, which form one block with the weights.
+        max_dense: length of the longest axis with a dense factor, see ``Kronecker``. The row axis of an embedding has a
+            diagonal factor if the embedding has more rows than columns.
         options: further options of ``PSGD``
 
     >>> from torch import nn
@@ -52,14 +52,15 @@ def newton(
     max_dense: int = 2048,
     **options: Any,
 ) -> PSGD:
-    """Optimizer that is fitted to curvature, with a closure as for ``torch.optim.LBFGS``: ``optimizer.step(closure)``.
+    """Create an optimizer whose preconditioner is fitted to curvature.
 
-    Each step evaluates two gradients of the same mini-batch. It suits smooth functions, ill-conditioned regression,
-    factorisations and networks for physics, where steps that shrink towards the minimum are worth a second gradient.
+    Each step needs a closure, as with ``torch.optim.LBFGS``: ``optimizer.step(closure)``. It evaluates two gradients of
+    the same mini-batch. This optimizer suits smooth functions, ill-conditioned regression, factorisations and networks
+    for physics. For these, steps that shrink towards the minimum are worth a second gradient.
 
     Args:
-        model: the model; parameters that are frozen are left out, and buffers, such as the statistics of batch
-            normalisation, change in the first of the two evaluations only
+        model: the model; its frozen parameters are left out. Its buffers, such as the statistics of batch
+            normalisation, change in the first of the two evaluations only.
         lr: learning rate; by default 0.5
         weight_decay: see ``whiten``
         max_dense: see ``whiten``
@@ -99,10 +100,10 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0, max_dense: int | N
     Each level of a recurrent layer is one block.
 
     Args:
-        model: the model; parameters that are frozen are left out
+        model: the model; its frozen parameters are left out
         weight_decay: weight decay of matrices, larger arrays and recurrent layers
-        max_dense: longest axis with a dense factor, for embeddings with more rows than columns; None leaves them with
-            the others
+        max_dense: length of the longest axis with a dense factor, for embeddings with more rows than columns; None
+            leaves these embeddings in the group of the other parameters
     """
     _check(model)
     special = list(_recurrent(model))

@@ -1,8 +1,8 @@
 """The tangent of a fitting criterion, kept as one pair of arrays.
 
-Each criterion of the paper moves ``Q`` along a symmetric matrix ``S = x yᵀ + y xᵀ`` (summed over the columns of
-``x`` and ``y``, if they have more than one). The pair contains everything about ``S`` that an update needs, and it
-is as small as the parameters, so ``S`` itself is formed only if it is small.
+Each criterion of the paper moves ``Q`` along a symmetric matrix ``S = x yᵀ + y xᵀ``, summed over the columns of
+``x`` and ``y`` if they have more than one. The pair ``(x, y)`` contains everything about ``S`` that an update needs,
+and it is only as large as the parameters. ``S`` itself is therefore formed only if it is small.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def rows_at_once(device: torch.device, n: int) -> int:
 class Tangent:
     """A stack of pairs ``(x, y)``: ``(B, *dims)`` as a criterion returns it, ``(B, n, k)`` unfolded along one axis.
 
-    Scaling ``x`` or ``y`` scales ``S``, so it cannot change a normalised step: ``unit_`` uses that to keep the
+    Scaling ``x`` or ``y`` scales ``S``, so it cannot change a normalised step. ``unit_`` uses this fact to keep the
     products of very large or very small gradients within the range of the number format.
 
     >>> import torch
@@ -49,14 +49,14 @@ class Tangent:
     is_difference: bool = False
 
     def unit_(self) -> Tensor:
-        """Scale both parts to maxima of one, in place; return for each block of the stack whether it is usable.
+        """Scale both parts in place to a maximum of one; return for each block of the stack whether it is usable.
 
-        A block is not usable if ``S`` is zero or either part is not finite; such a part becomes zero.
+        A block is not usable if ``S`` is zero or if one of the two parts is not finite; such a part becomes zero.
         """
         return _scale_to_one_(self.x) & _scale_to_one_(self.y)
 
     def unfold(self, axis: int) -> Tangent:
-        """View the pair with ``axis`` (counted without the stack) as rows and all other axes as columns."""
+        """View the pair with ``axis`` (not counting the axis of the stack) as rows and all other axes as columns."""
         return Tangent(unfold(self.x, axis), unfold(self.y, axis))
 
     @property
@@ -76,7 +76,10 @@ class Tangent:
         return None
 
     def upper(self, start: int, stop: int) -> Tensor:
-        """Rows ``start`` to ``stop`` of ``S``, from column ``start`` on; the last caller may overwrite them."""
+        """Rows ``start`` to ``stop`` of ``S``, from column ``start`` on.
+
+        The caller that uses them last may overwrite them.
+        """
         if self._formed is not None:
             return self._formed[:, start:stop, start:]
         x, y = self.x[:, start:], self.y[:, start:]
@@ -92,7 +95,7 @@ class Tangent:
         return self.diagonal_alone()
 
     def diagonal_alone(self) -> Tensor:
-        """The diagonal of ``S``, without forming ``S``; rounded differently from that of a formed one."""
+        """The diagonal of ``S``, computed without forming ``S``; its rounding differs from that of a formed ``S``."""
         return 2 * (self.x * self.y).sum(-1)
 
     def max_abs(self) -> Tensor:
@@ -121,7 +124,7 @@ class Tangent:
         return self.diagonal().abs().amax(-1)
 
     def spectral(self, iterations: int = 4) -> Tensor:
-        """The norm ``‖S‖₂``: exact for vectors, ``|x·y| + ‖x‖‖y‖``; by power iteration for matrices.
+        """The norm ``‖S‖₂``: for vectors exactly, as ``|x·y| + ‖x‖‖y‖``; for matrices by power iteration.
 
         Power iteration approaches the norm from below. It never falls below the largest ``|S_ii|``, which is enough
         to keep the diagonal of ``Q`` positive.
@@ -138,7 +141,7 @@ class Tangent:
 
 @dataclass(frozen=True)
 class DiagonalTangent:
-    """``S`` as a group of diagonal matrices sees it: its diagonal ``(B, n)``, for which all three norms are equal."""
+    """The diagonal ``(B, n)`` of ``S``, for groups of diagonal matrices; all three norms are equal for it."""
 
     values: Tensor
 

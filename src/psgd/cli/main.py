@@ -13,12 +13,12 @@ from .output import Commands, Stream, run
 
 #: what each command does; the command ``NAME`` is the function ``NAME`` of the module ``commands.NAME``
 COMMANDS = {
-    "demo": "Train with SGD, Adam and PSGD, and draw what they learn.",
+    "demo": "Train a classifier with SGD, Adam and PSGD, and plot what they learn.",
     "reproduce": "Run the paper's experiments and check its claims.",
-    "report": "Make one page of what reproduce or monitors wrote.",
-    "watch": "Show on the terminal what a monitor records.",
-    "bench": "Measure costs and gains compared with other optimizers.",
-    "plan": "Tell beforehand how much memory the state of PSGD needs.",
+    "report": "Make one HTML page of the results of reproduce and of monitors.",
+    "watch": "Show the records of a monitor on the terminal.",
+    "bench": "Measure costs and gains of PSGD compared with other optimizers.",
+    "plan": "Compute in advance how much memory and work PSGD needs for a model.",
 }
 
 
@@ -72,22 +72,22 @@ def psgd(
 
     \b
     Examples:
-      psgd demo                              # SGD, Adam and PSGD, in a minute
-      psgd reproduce fig1 fig5               # two figures of the paper, and whether its claims hold
-      psgd bench step --device cuda --json   # what a step costs beside other optimizers, for a script
-      psgd plan gpt2 --ranks 8               # memory of the optimizer's state
-      psgd watch run.csv                     # curves of a psgd.Monitor, while a model is trained
+      psgd demo                              # compare SGD, Adam and PSGD in a minute
+      psgd reproduce fig1 fig5               # draw two figures of the paper and check their claims
+      psgd bench step --device cuda --json   # compare the cost of a step with other optimizers
+      psgd plan gpt2 --ranks 8               # compute the memory of the optimizer's state
+      psgd watch run.csv                     # show the curves of a psgd.Monitor during training
 
     \b
     Exit codes:
-      0    done; claims that do not hold and measurements that fail are results too
-      1    failed on the way: a full disk, a process that was killed, a download
-      2    could not begin: a wrong argument, a folder that cannot be written, a missing package
-      130  interrupted by Ctrl-C, which is how watch ends: there it is 0
-      141  its output is no longer read, as after psgd ... | head
+      0    success; claims that do not hold and measurements that fail are results too
+      1    the command failed while it ran: a full disk, a process that was killed, a failed download
+      2    the command could not start: a wrong argument, a folder that is not writable, a missing package
+      130  the command was interrupted by Ctrl-C (watch ends with Ctrl-C and returns 0)
+      141  the output is no longer read, as after psgd ... | head
 
-    An error is one line on stderr. With --json stdout holds one JSON document and nothing else, or nothing after an
-    error. Colours and bars are for terminals only; NO_COLOR=1 turns colours off there too.
+    An error is one line on stderr. With --json, stdout contains one JSON document and nothing else; after an error it
+    is empty. Colours and progress bars appear on terminals only; NO_COLOR=1 turns colours off there too.
     """
     if context.invoked_subcommand is None:
         Stream().say(context.get_help())

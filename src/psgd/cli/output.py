@@ -24,7 +24,7 @@ USAGE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as one JSON document on stdout, and progress on stderr.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results only, not how far it is.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results, no progress.")]
 
 
 class FailedError(Exception):

@@ -1,4 +1,4 @@
-"""The doors of this folder: ``Structure`` makes the ``Group`` of a block, and ``Groups`` are all of a bucket."""
+"""Interfaces of this folder: ``Structure`` makes the ``Group`` of a block; ``Groups`` are all groups of a bucket."""
 
 from __future__ import annotations
 
@@ -101,16 +101,18 @@ class Preconditioned:
 
 
 class Groups:
-    """Groups that are fitted and applied together: here one after the other, which any structure can do.
+    """Groups that are fitted and applied together.
+
+    This class handles them one after the other, which works with any structure.
 
     Args:
         groups: stacks of blocks on one device and with one dtype
-        normalize: how a step of ``Q`` is normalised
+        normalize: normalisation of the step of ``Q``
     """
 
     #: whether ``whiten_`` fits ``Q`` to the expectation over ``v`` in closed form, without random numbers
     whitens: bool = False
-    #: whether the work is the same at every step and never waits for the device, so that a CUDA graph can record it
+    #: whether the work is the same at every step and never waits for the device, so that a CUDA graph can capture it
     recordable: bool = False
 
     def __init__(self, groups: Sequence[Group], normalize: Normalization | None = None) -> None:
@@ -124,9 +126,10 @@ class Groups:
         """``Q ← (I − lr / ‖∇E‖ · ∇E) Q`` for every group.
 
         Args:
-            tangents: for each group its tangent, which is used up, and for each of its blocks whether it says anything
-            lr: step size
-            ok: whether there is a step at all
+            tangents: for each group its tangent, which is overwritten, and a flag for each block that tells whether its
+                tangent is informative
+            lr: step size of ``Q``
+            ok: flag that is false if the step is skipped
         """
         each = iter(tangents)
         for group in self.groups:
@@ -140,9 +143,9 @@ class Groups:
         """``P g`` for an array ``(B, *dims)`` of each group.
 
         Args:
-            gs: gradients
+            gs: gradients, one array for each group
             keep: whether ``Q`` will be used again before it changes
-            outs: for each group where the result is to be, or None
+            outs: for each group the tensor to write the result to, or None
         """
         each = zip(self.groups, gs, outs or [None] * len(gs), strict=True)
         tasks = [partial(_precondition, group, g, self.dtype, keep, out) for group, g, out in each]
@@ -161,18 +164,18 @@ class Groups:
         support: Sequence[list[Tensor] | None] | None = None,
         rescale: bool = False,
     ) -> Preconditioned:
-        """One step of every ``Q`` towards whitening ``g``, or ``g / weight``, where ``whitens`` is true."""
+        """Take one step of every ``Q`` towards whitening ``g``, or ``g / weight``; only if ``whitens`` is true."""
         raise TypeError(f"{self.groups[0].describe()}: only structures that whiten in closed form have whiten_")
 
     def keeps_P(self) -> bool:
-        """Whether each ``P`` that is kept between rare updates is that of the present ``Q``."""
+        """Whether each ``P`` that is kept between rare updates belongs to the present ``Q``."""
         return True
 
     def forget_P(self) -> None:
-        """Have each ``P`` that is kept formed anew, at its place, when it is needed."""
+        """Mark each ``P`` that is kept as outdated; it is computed again, in place, when it is needed."""
 
     def confirm_P(self) -> None:
-        """Note that each ``P`` that is kept is that of the present ``Q``: a replayed recording formed it."""
+        """Mark each ``P`` that is kept as that of the present ``Q``, after a replayed CUDA graph computed it."""
 
 
 def _precondition(group: Group, g: Tensor, dtype: torch.dtype, keep: bool, out: Tensor | None) -> tuple[Scaled, Tensor]:
@@ -186,42 +189,48 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 class Structure(ABC):
-    """Form of ``P``: makes the group for a block of a given shape."""
+    """Structure of ``P``, which creates the group for a block of a given shape."""
 
     def together(self, groups: Sequence[Group], normalize: Normalization | None = None) -> Groups:
-        """The groups of a bucket as one object, which fits and applies all of them; a structure may have a fast one."""
+        """Combine the groups of a bucket in one object, which fits and applies all of them.
+
+        A structure may override this method to return a faster object.
+        """
         return Groups(groups, normalize)
 
     def precond_lr(self, whitening: bool, size: int = 1) -> float:
-        """Step size of ``Q`` where PSGD is not told otherwise, for blocks of at most ``size`` elements."""
+        """Default of ``PSGD(precond_lr=…)``, the step size of ``Q``, for blocks of at most ``size`` elements."""
         return 0.01 if whitening else 0.05
 
     def precond_boost(self, whitening: bool) -> float:
-        """Factor of that step size while ``Q`` is young, where PSGD is not told otherwise."""
+        """Default of ``PSGD(precond_boost=…)``, the factor of that step size in the first updates of ``Q``."""
         return 3.0
 
-    #: whether ``Q`` may be any matrix, so that it has room for all that one pair says
+    #: whether ``Q`` may be any matrix, so that it can represent everything that one pair shows
     universal: bool = False
 
     @property
     def exact_precond_lr(self) -> float:
-        """Step size of ``Q`` for pairs without noise, where ``psgd.minimize`` is not told otherwise."""
+        """Default step size of ``Q`` in ``psgd.minimize``, for pairs without noise."""
         return 0.05
 
     def smaller(self, groups: Iterable[Group]) -> Iterator[Structure]:
-        """Structures of the same kind that keep less and less for the blocks of these groups; none by default."""
+        """Structures of the same kind that use less and less memory for the blocks of these groups; none by default."""
         return iter(())
 
     @property
     def inverts(self) -> bool:
-        """Whether ``Q`` is inverted to fit it: not in bfloat16."""
+        """Whether fitting inverts ``Q``, which is not possible in bfloat16."""
         return True
 
     @property
     def own_normalization(self) -> bool:
-        """Whether the step of ``Q`` is normalised in the group's own way, so that there is nothing to choose."""
+        """Whether the group normalises the step of ``Q`` in its own way, so that ``normalize`` cannot be chosen."""
         return False
 
     @abstractmethod
     def init(self, shape: Sequence[int], *, batch: int = 1, dtype: torch.dtype, device: torch.device | str) -> Group:
-        """A stack of ``batch`` identities. On the device ``"meta"`` it takes no memory and tells what it would take."""
+        """Create a stack of ``batch`` identities.
+
+        On the device ``"meta"`` the stack uses no memory, and shows how much memory it would use elsewhere.
+        """

@@ -71,7 +71,10 @@ class DiagonalFactor(LeftFactor):
 
 @dataclass(frozen=True)
 class Diagonal(Structure):
-    """One positive number for each element of a block: the smallest ``P``, blind to how parameters interact."""
+    """One positive number for each element of a block.
+
+    This ``P`` uses the least memory, and does not represent interactions between parameters.
+    """
 
     def init(self, shape: Sequence[int], *, batch: int = 1, dtype: torch.dtype, device: torch.device | str) -> Group:
         n = math.prod(shape)

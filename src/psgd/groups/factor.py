@@ -17,12 +17,12 @@ from ..tangent import Tangent, largest
 class Factor(ABC):
     """A stack of B matrices ``Q`` of size n×n.
 
-    The linear maps are from and to arrays of shape ``(B, n, k)``.
+    All products and solves map arrays of shape ``(B, n, k)`` to arrays of the same shape.
     """
 
-    #: names of the constructor's arguments, the tensors that hold ``Q``
+    #: names of the constructor's arguments, which are the tensors that hold ``Q``
     parts: tuple[str, ...]
-    #: whether these matrices are one group, with a product of any two among them
+    #: whether these matrices are one group, so that the product of any two of them is one of them
     one_group: bool = True
 
     @abstractmethod
@@ -56,15 +56,15 @@ class Factor(ABC):
     def describe(self) -> str: ...
 
     def P(self) -> Tensor:
-        """``QᵀQ``, shape ``(B, n, n)``; for diagonal factors its diagonal, ``(B, n)``."""
+        """``QᵀQ``, shape ``(B, n, n)``; for diagonal factors only its diagonal, shape ``(B, n)``."""
         Q = self.dense()
         return Q.mT @ Q
 
     def random_(self, generator: torch.Generator) -> None:
-        """Become random matrices of this kind, well-conditioned and with a positive diagonal: for tests.
+        """Fill the stack with random matrices, well-conditioned and with a positive diagonal, for tests.
 
-        Here every number may be anything: all tensors get normal numbers, and then the diagonal is written. A factor
-        whose numbers are not all free, as those of triangular matrices, has a method of its own.
+        This method assumes that every number is free: it writes normal numbers to all tensors, and then the diagonal.
+        A factor whose numbers are not all free, such as a triangular matrix, overrides it.
         """
         diagonal = self.diagonal()
         for buffer in self.buffers().values():
@@ -80,10 +80,11 @@ class Factor(ABC):
         return {part: getattr(self, part) for part in self.parts}
 
     def fault(self) -> tuple[Sequence[str], str] | None:
-        """Parts with finite numbers from which fitting cannot go on, and why; None if it can. The host may wait.
+        """Parts that are finite but from which fitting cannot continue, and the reason; None if it can continue.
 
-        A direction that ``Q`` maps to zero is lost: every step is a product from the left, and ``P`` stays zero there.
-        A zero row or column shows that without a decomposition. A factor that knows more has a method of its own.
+        The host may wait for the device. If ``Q`` maps a direction to zero, that direction is lost: every step is a
+        product from the left, so ``P`` stays zero there. A zero row or column shows this without a decomposition. A
+        factor that can check more overrides this method.
         """
         occupied = self.dense() != 0
         if bool((occupied.any(1) & occupied.any(2)).all()):
@@ -92,10 +93,10 @@ class Factor(ABC):
 
 
 class LeftFactor(Factor):
-    """Matrices with a positive diagonal from one Lie group, which move by ``dQ = E Q``."""
+    """Matrices of one Lie group, with a positive diagonal, that are updated by ``dQ = E Q``."""
 
     def fault(self) -> tuple[Sequence[str], str] | None:
-        """Parts whose diagonal is not positive, which no step can change."""
+        """Parts whose diagonal is not positive; no step can make it positive."""
         return None if bool((self.diagonal() > 0).all()) else (self.parts, "its diagonal is not positive")
 
     @abstractmethod
@@ -104,24 +105,25 @@ class LeftFactor(Factor):
 
     @abstractmethod
     def descend_off_diagonal_(self, tangent: Any, step: Tensor, scale: Tensor) -> None:
-        """``Q ← scale · (Q − step · E Q)`` for a projected tangent ``E``; the diagonal is written afterwards."""
+        """``Q ← scale · (Q − step · E Q)`` for a projected tangent ``E``; the caller writes the diagonal afterwards."""
 
     @abstractmethod
     def flops(self, columns: int) -> tuple[float, float]:
-        """FLOPs of the products for one matrix and arrays ``(n, columns)``: to fit ``Q``, and for ``P g``.
+        """FLOPs for one matrix and arrays ``(n, columns)``: those of fitting ``Q``, and those of ``P g``.
 
-        Fitting consists of ``a = Q δg``, ``b = Q⁻ᵀ δθ`` and a step normalised by ``MaxAbs``. A multiply-add counts 2.
-        Sums, norms and scalings of the arrays, a few FLOPs for each element, are left out if there are products.
+        Fitting consists of ``a = Q δg``, ``b = Q⁻ᵀ δθ`` and a step normalised by ``MaxAbs``. A multiply-add counts as
+        2 FLOPs. Sums, norms and scalings of the arrays cost a few FLOPs for each element; they are left out if there
+        are matrix products.
         """
 
     def descend_(
         self, tangent: Tangent, lr: float | Tensor, normalize: Normalization, usable: Tensor, limit: float
     ) -> None:
-        """Take one normalised step with every usable block; the others keep their bits.
+        """Take one normalised step with every usable block; other blocks do not change.
 
-        The diagonal is written last, from ``Q_ii (1 − μ ∇E_ii)`` in elementwise arithmetic: whatever precision the
-        matrix products had, it stays positive. A ``Q`` with an element over ``limit`` is scaled down, by a power of
-        two; as one normalised step cannot exceed the range that is left above the limit, ``Q`` stays finite.
+        The diagonal is written last, from ``Q_ii (1 − μ ∇E_ii)`` in elementwise arithmetic. It therefore stays
+        positive, whatever the precision of the matrix products. A ``Q`` with an element over ``limit`` is scaled down
+        by a power of two. One normalised step cannot exceed the range above the limit, so ``Q`` stays finite.
         """
         projected = self.project(tangent)
         # The parts of the tangent have maxima of one: to divide by a norm below a millionth would amplify rounding.

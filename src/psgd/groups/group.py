@@ -22,18 +22,18 @@ from .factor import Factor, LeftFactor
 class Group:
     """A stack of B elements ``Q = Q_0 ⊗ Q_1 ⊗ …`` acting on arrays of shape ``(B, *shape)``.
 
-    Laws: ``solve(apply(v)) = v``, ``solve_t(apply_t(v)) = v``, ``⟨apply(u), v⟩ = ⟨u, apply_t(v)⟩``, and, in the
-    coordinates of the paper (``left``), ``descend_`` moves along minus the gradient of the criterion that gave the
-    tangent, projected onto the group.
+    The methods satisfy ``solve(apply(v)) = v``, ``solve_t(apply_t(v)) = v`` and ``⟨apply(u), v⟩ = ⟨u, apply_t(v)⟩``. In
+    the coordinates of the paper (``left``), ``descend_`` moves ``Q`` against the gradient of the criterion that
+    returned the tangent, projected onto the group.
 
     Args:
-        dims: how the group sees a block: its sizes along the axes of the factors
-        factors: one for each of ``dims``
+        dims: shape of a block as the group sees it: one length for each factor
+        factors: factors of ``Q``, one for each of ``dims``
     """
 
-    #: whether ``Groups.whiten_`` fits it without random numbers
+    #: whether ``Groups.whiten_`` fits this group without random numbers
     whitens: bool = False
-    #: whether its coordinates are those of the paper, ``dQ = E Q``, with ``a = Q δg`` and ``b = Q⁻ᵀ δθ``
+    #: whether the group uses the coordinates of the paper, ``dQ = E Q``, with ``a = Q δg`` and ``b = Q⁻ᵀ δθ``
     left: bool = True
     #: axis along which ``precondition_parts`` leaves the product with a diagonal factor to the caller
     scale_axis: int | None = None
@@ -55,11 +55,11 @@ class Group:
         return self._along_axes("solve_t", v)
 
     def a(self, dgrad: Tensor) -> Tensor:
-        """A change of the gradient as the local coordinates of the group show it: here ``Q δg``."""
+        """A change of the gradient in the local coordinates of the group: here ``Q δg``."""
         return self.apply(dgrad)
 
     def b(self, dtheta: Tensor) -> Tensor:
-        """A change of the parameters as the local coordinates of the group show it: here ``Q⁻ᵀ δθ``."""
+        """A change of the parameters in the local coordinates of the group: here ``Q⁻ᵀ δθ``."""
         return self.solve_t(dtheta)
 
     def precondition(self, g: Tensor) -> Tensor:
@@ -69,12 +69,12 @@ class Group:
     def precondition_parts(
         self, g: Tensor, keep: bool = False, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """``P g`` as an array, and what it still has to be multiplied with, if anything; both ``(B, *dims)``.
+        """``P g`` as an array and a scale that it still has to be multiplied with, or None; both ``(B, *dims)``.
 
         Args:
             g: gradients
-            keep: ``Q`` will be used again before it changes
-            out: where the array is to be
+            keep: whether ``Q`` will be used again before it changes
+            out: tensor to write the array to, or None
         """
         v = self.precondition(g)
         return (v if out is None else out.copy_(v.view_as(out))), None
@@ -93,9 +93,9 @@ class Group:
         normalize: Normalization | None = None,
         usable: Tensor | None = None,
     ) -> None:
-        """``Q_i ← (I − lr / ‖∇E_i‖ · ∇E_i) Q_i`` for every factor, where ``usable`` (B) is true.
+        """``Q_i ← (I − lr / ‖∇E_i‖ · ∇E_i) Q_i`` for every factor, in the blocks whose ``usable`` (B) is true.
 
-        The tangent is as large as the parameters, and used up: its parts are scaled in place.
+        The tangent, which is as large as the parameters, is overwritten: its parts are scaled in place.
         """
         count = tangent.x.shape[0]
         tangent = Tangent(tangent.x.reshape(count, *self.dims), tangent.y.reshape(count, *self.dims))
@@ -107,9 +107,9 @@ class Group:
         self._balance_(usable)
 
     def start_(self, size: Tensor, usable: Tensor) -> None:
-        """``Q ← size · Q`` for blocks whose ``Q`` is still the identity, where ``usable`` (B); others keep their bits.
+        """``Q ← size · Q`` for usable blocks (B) whose ``Q`` is still the identity; other blocks do not change.
 
-        A step changes the diagonal of every factor, so a diagonal of ones says that there has been none.
+        A step changes the diagonal of every factor, so a diagonal of ones shows that there has been no step yet.
         """
         diagonals = [factor.diagonal() for factor in self.factors]
         new = usable & torch.stack([(diagonal == 1).all(1) for diagonal in diagonals]).all(0)
@@ -118,11 +118,11 @@ class Group:
             factor.set_diagonal_(diagonal * each)
 
     def seen_started(self) -> bool:
-        """Whether the host sees, without waiting, that no ``Q`` is the identity any more."""
+        """Whether the host knows, without waiting for the device, that no ``Q`` is the identity any more."""
         return seen(self.factors[0].diagonal()[:, 0] != 1)
 
     def limit(self, dtype: torch.dtype) -> float:
-        """Largest elements that a factor may have, so that ``P`` and ``P⁻¹`` stay well inside the number format."""
+        """Largest element that a factor may have so that ``P`` and ``P⁻¹`` stay well inside the number format."""
         return float(torch.finfo(dtype).max) ** (0.375 / len(self.factors))
 
     def _balance_(self, usable: Tensor) -> None:
@@ -150,7 +150,7 @@ class Group:
         return all(factor.one_group for factor in self.factors)
 
     def random_(self, generator: torch.Generator) -> None:
-        """Become a stack of random elements, well-conditioned: for tests."""
+        """Fill the stack with random, well-conditioned elements, for tests."""
         for factor in self.factors:
             factor.random_(generator)
 
@@ -170,7 +170,7 @@ class Group:
         }
 
     def fault(self) -> tuple[Sequence[str], str] | None:
-        """Names of buffers with finite numbers from which fitting cannot go on, and why; see ``Factor.fault``."""
+        """Names of buffers that are finite but from which fitting cannot continue, and why; see ``Factor.fault``."""
         for axis, factor in enumerate(self.factors):
             found = factor.fault()
             if found is not None:
@@ -178,7 +178,7 @@ class Group:
         return None
 
     def bind(self, buffers: dict[str, Tensor]) -> Group:
-        """The same group over other tensors: ``group.bind(group.buffers())`` equals ``group``."""
+        """The same group with other tensors: ``group.bind(group.buffers())`` equals ``group``."""
         return type(self)(
             self.dims,
             [
@@ -194,10 +194,11 @@ class Group:
         return sum(buffer.nbytes for buffer in self.buffers().values())
 
     def flops(self, update_every: int = 1) -> list[float]:
-        """For each factor what a step of one block takes on average, where ``Q`` is fitted at every so many steps.
+        """FLOPs of an average step of one block for each factor, if ``Q`` is fitted every ``update_every`` steps.
 
-        A factor of n of the N elements of a block sees ``N / n`` columns. It is ``fit / update_every + precondition``,
-        see ``LeftFactor.flops``. Whitening is meant, or a pair that the probe has found.
+        The number for a factor is ``fit / update_every + precondition``, see ``LeftFactor.flops``. In a block of N
+        elements, a factor of size n×n acts on ``N / n`` columns. The number is that for whitening, or for a pair that
+        the probe has already measured.
         """
         numel = math.prod(self.dims)
         each = []

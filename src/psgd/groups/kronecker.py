@@ -19,18 +19,18 @@ from .triangular import Triangular
 
 @dataclass(frozen=True)
 class Kronecker(Structure):
-    """One factor for each axis of a block: dense if the axis is not too long, else diagonal.
+    """One factor for each axis of a block: dense if the axis is not too long, otherwise diagonal.
 
-    A matrix of gradients ``G`` is preconditioned as ``P_0 G P_1``. Axes of size one are left out; a scalar gets a
-    single number.
+    A matrix of gradients ``G`` is preconditioned as ``P_0 G P_1``. Axes of length one have no factor; the factor of a
+    scalar is a single number.
 
     Args:
-        max_dense: the longest axis that gets a dense factor; 0 makes every factor diagonal
-        max_skew: largest ratio of the length of such an axis to the product of the other axes. A gradient has no more
-            columns than that product, and shows a factor as many directions, so a factor of a long vector would learn
-            its n² numbers too slowly.
-        inverse_free: fit dense factors by matrix products only (``NearSymmetric``), instead of the paper's triangular
-            ones
+        max_dense: length of the longest axis that gets a dense factor; 0 makes every factor diagonal
+        max_skew: largest ratio of the length of an axis with a dense factor to the product of the lengths of the other
+            axes. Each gradient shows a factor only as many directions as this product, so the dense factor of a long
+            vector would learn its n² numbers too slowly.
+        inverse_free: use dense factors that are fitted by matrix products only (``NearSymmetric``), instead of the
+            paper's triangular factors
     """
 
     max_dense: int = 2048
@@ -65,7 +65,7 @@ class Kronecker(Structure):
         return 0.5 if self.inverse_free else 0.3
 
     def smaller(self, groups: Iterable[Group]) -> Iterator[Kronecker]:
-        """The same structure with ever shorter longest dense axes, and last with none."""
+        """The same structure with smaller and smaller ``max_dense``; the last one has no dense axes."""
         dense = {
             n
             for group in groups

@@ -133,13 +133,13 @@ class LimitedMemoryFactor(LeftFactor):
 
 @dataclass(frozen=True)
 class LimitedMemory(Structure):
-    """A triangular ``Q`` of which only the first rows are kept whole; below them it is diagonal.
+    """A triangular ``Q`` that keeps only its first ``size`` rows in full; the rows below them are diagonal.
 
-    It lies between ``Diagonal`` and ``Dense``, and holds about ``(size + 1) n`` numbers. A block with no more elements
-    than ``size`` gets a dense ``Q``.
+    This structure lies between ``Diagonal`` and ``Dense``. For a block of n elements, ``Q`` has about ``(size + 1) n``
+    numbers. A block with no more elements than ``size`` gets a dense ``Q``.
 
     Args:
-        size: rows and columns of the triangular part ``Q11``
+        size: number of rows and columns of the triangular part ``Q11``
     """
 
     size: int = 10

@@ -260,14 +260,17 @@ def _step(lr: float | Tensor, norm: Tensor, usable: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LowRank(Structure):
-    """A diagonal ``Q`` with a change of low rank: for a few large curvatures in directions that are no axes.
+    """A diagonal ``Q`` with a change of low rank, ``Q = (I + U Vᵀ) diag(d)``.
 
-    It holds ``(2 rank + 1) n`` numbers. A block of at most ``2 rank + 1`` elements, for which a dense ``Q`` uses no
-    more memory, gets a dense one. ``MaxDiag``, ``MaxAbs`` and ``Spectral`` normalise the steps of ``U`` and ``V`` by
-    the largest eigenvalue, the longest row and the spectral norm of the tangent: from the boldest to the most careful.
+    It suits problems with a few large curvatures in directions that are not parallel to the axes. For a block of n
+    elements, ``Q`` has ``(2 rank + 1) n`` numbers. A block of at most ``2 rank + 1`` elements gets a dense ``Q``, which
+    uses no more memory.
+
+    ``MaxDiag``, ``MaxAbs`` and ``Spectral`` normalise the steps of ``U`` and ``V`` by the largest eigenvalue, the
+    longest row and the spectral norm of the tangent. In this order, they go from the largest to the smallest steps.
 
     Args:
-        rank: columns of ``U`` and ``V``
+        rank: number of columns of ``U`` and ``V``
     """
 
     rank: int = 10

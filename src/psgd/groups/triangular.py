@@ -178,12 +178,18 @@ def _side_by_side_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int, at_o
 
 @dataclass(frozen=True)
 class Dense(Structure):
-    """One triangular ``Q`` for all elements of a block: the most general ``P``, with n² / 2 numbers to learn."""
+    """One triangular ``Q`` for all elements of a block.
+
+    It gives the most general ``P``. For a block of n elements, ``Q`` has n² / 2 numbers to learn.
+    """
 
     universal = True
 
     def precond_lr(self, whitening: bool, size: int = 1) -> float:
-        """Smaller for more than 400 elements: divided by its largest element, a step is the longer the more it has."""
+        """Default step size of ``Q``, which is smaller for blocks of more than 400 elements.
+
+        A step is divided by its largest element, so its length grows with the number of its elements.
+        """
         return super().precond_lr(whitening, size) * min(1.0, 400 / size)
 
     def precond_boost(self, whitening: bool) -> float:

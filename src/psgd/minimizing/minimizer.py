@@ -50,50 +50,53 @@ def minimize(
     lr: float | None = None,
     seed: int = 0,
 ) -> OptimizeResult:
-    """Minimise a function of one array, as ``scipy.optimize.minimize`` does, by preconditioned gradient descent.
+    """Minimise a function of one array by preconditioned gradient descent.
 
-    For a tensor ``x0`` the gradient is by autograd and the result is a tensor; for NumPy arrays, and what converts to
-    one, the result is a NumPy array. ``x0`` may have any shape and is not changed; float32 stays float32, integers
-    become float64.
+    The interface is that of ``scipy.optimize.minimize``. If ``x0`` is a tensor, autograd computes the gradient, and the
+    result is a tensor. If ``x0`` is a NumPy array, or something that converts to one, the result is a NumPy array.
+    ``x0`` may have any shape and is not changed; float32 stays float32, and integers become float64.
 
     Without noise, each iteration searches along a preconditioned direction for a lower value, and fits ``Q`` to the
-    change of the gradient: with the paper's criterion and a dense ``Q`` this is a quasi-Newton method that does not see
-    the sign of curvature. With ``stochastic=True`` it takes plain steps of ``PSGD``.
+    change of the gradient. With the paper's criterion and a dense ``Q``, this is a quasi-Newton method that does not
+    depend on the sign of curvature. With ``stochastic=True``, ``minimize`` takes plain steps of ``PSGD``.
 
     Args:
-        fun: ``fun(x, *args)``, the function. If it has a keyword ``rng``, it gets a generator, of torch or NumPy, that
-            gives the same numbers at every call, or with ``stochastic`` at every call of one iteration.
-        x0: where to start
+        fun: the function, called as ``fun(x, *args)``. If it has a keyword ``rng``, it gets a generator, of torch or
+            NumPy, that gives the same numbers at every call. With ``stochastic``, the numbers are the same at every
+            call of one iteration.
+        x0: starting point
         args: further arguments of ``fun`` and ``jac``
-        jac: the gradient, ``jac(x, *args)``; or True, if ``fun`` returns ``(value, gradient)``; or ``"2-point"`` or
-            ``"3-point"`` for differences of ``fun``. The default is autograd for tensors; for arrays forward
-            differences and, near the solution, central ones.
-        bounds: not supported: raises
-        constraints: not supported: raises
+        jac: the gradient, called as ``jac(x, *args)``; or True, if ``fun`` returns ``(value, gradient)``; or
+            ``"2-point"`` or ``"3-point"`` for finite differences of ``fun``. The default is autograd for tensors. For
+            arrays it is forward differences, and central differences near the solution.
+        bounds: not supported; raises an error
+        constraints: not supported; raises an error
         tol: the same as ``gtol``
         callback: ``callback(xk)`` or ``callback(intermediate_result)``, called after each iteration; if it raises
             ``StopIteration``, the minimisation stops
         options: the keywords below as a dict, as with SciPy
-        gtol: converged if no element of the gradient is larger; by default the square root of the machine precision,
-            with ``jac="2-point"`` its cubic root. With ``stochastic`` the gradient is an average over some hundred
-            iterations, and the default is 0.
-        ftol: converged after three iterations that each made the function lower by at most ``ftol · max(|f|, 1)``. By
-            default only if the difference is rounding; not with ``stochastic``.
-        xtol: converged after a step of at most ``xtol · max(|x|, 1)``; by default 0. Not with ``stochastic``.
-        maxiter: number of iterations; by default 200 for each element of ``x0``, and at least 1000
-        maxfun: number of evaluations of ``fun`` after which no iteration is begun; by default no limit
-        disp: print why it stopped
+        gtol: the minimisation has converged if no element of the gradient is larger. The default is the square root of
+            the machine precision, or its cubic root with ``jac="2-point"``. With ``stochastic``, the gradient is an
+            average over some hundred iterations, and the default is 0.
+        ftol: the minimisation has converged after three iterations that each made the function lower by at most
+            ``ftol · max(|f|, 1)``. By default this applies only if the difference is rounding. Not supported with
+            ``stochastic``.
+        xtol: the minimisation has converged after a step of at most ``xtol · max(|x|, 1)``; by default 0. Not supported
+            with ``stochastic``.
+        maxiter: largest number of iterations; by default 200 for each element of ``x0``, and at least 1000
+        maxfun: number of evaluations of ``fun`` after which no new iteration begins; by default there is no limit
+        disp: print why the minimisation stopped
         stochastic: whether the function has noise
         preconditioner: structure of ``P``; by default ``Dense()`` up to 512 elements, then
             ``Kronecker(inverse_free=False)`` for matrices and ``Diagonal()`` for vectors
         criterion: criterion that ``P`` is fitted to
-        probe: without noise, ``HessianVector()`` or ``FiniteDifference()`` for a pair in a random direction at each
-            iteration, besides that of the step. With noise, the source of pairs: by default ``HessianVector()`` with
-            autograd, ``FiniteDifference()`` if ``fun`` has a keyword ``rng``, else ``Whitening()``.
-        precond_lr: without noise the largest step size of ``Q``, else its step size
-        lr: learning rate with ``stochastic``, by default 0.1, and 0.01 with ``Whitening()``, times the root mean
-            square of ``x0`` if that is more than 1
-        seed: seed of random numbers; no global generator is used
+        probe: source of pairs. Without noise, ``HessianVector()`` or ``FiniteDifference()`` adds a pair in a random
+            direction at each iteration to the pair of the step. With noise, the default is ``HessianVector()`` with
+            autograd, ``FiniteDifference()`` if ``fun`` has a keyword ``rng``, and otherwise ``Whitening()``.
+        precond_lr: step size of ``Q``; without noise, its largest step size
+        lr: learning rate with ``stochastic``. The default is 0.1, or 0.01 with ``Whitening()``, multiplied by the root
+            mean square of ``x0`` if that is more than 1.
+        seed: seed of the random numbers; no global generator is used
 
     Returns:
         ``x``, ``fun``, ``jac``, ``nit``, ``nfev``, ``njev``, ``nhev``, ``success``, ``status`` and ``message``

@@ -22,19 +22,19 @@ CALLBACK = (99, False, "`callback` raised `StopIteration`.")
 
 
 class OptimizeResult(dict[str, Any]):
-    """Result of ``minimize``: a dict whose items are attributes too, with SciPy's names.
+    """Result of ``minimize``: a dict whose items are also attributes, with the names that SciPy uses.
 
     Attributes:
-        x: the solution, of the kind, shape and dtype of ``x0``
-        fun: value of the function there
-        jac: its gradient there, of the shape of ``x``
+        x: the solution, with the kind, shape and dtype of ``x0``
+        fun: value of the function at ``x``
+        jac: gradient of the function at ``x``, with the shape of ``x``
         nit: number of iterations
         nfev: number of evaluations of the function
         njev: number of evaluations of the gradient
         nhev: number of Hessian-vector products of ``probe``
-        success: whether it converged
-        status: a number for the reason why it stopped, see the page about ``minimize``
-        message: the reason in words
+        success: whether the minimisation converged
+        status: number that tells why the minimisation stopped, see the page about ``minimize``
+        message: text that tells why the minimisation stopped
 
     >>> r = OptimizeResult(x=1.0, success=True)
     >>> r.x == r["x"], dir(r)

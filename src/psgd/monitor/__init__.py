@@ -1,7 +1,8 @@
 """Monitoring of training: loss, steps of ``Q``, its condition, how well it fits, and steps of the parameters.
 
-``Monitor`` records them every ``every`` steps, in a CSV file, for TensorBoard, or by a function of the user. ``psgd
-watch`` shows such a file while it grows, and ``psgd report`` shows its curves. ``snapshot`` measures once.
+``Monitor`` records these numbers every ``every`` steps: in a CSV file, in TensorBoard, or by a function of yours. The
+command ``psgd watch`` shows a CSV file while it grows, and ``psgd report`` shows its curves. ``snapshot`` measures
+once.
 """
 
 from .files import TensorBoard

@@ -70,10 +70,10 @@ class CSVFile:
 
 
 class TensorBoard:
-    """Writer of records for TensorBoard, with the names of the columns of a CSV as tags.
+    """Writer of records for TensorBoard. The tags are the names of the columns of a CSV file.
 
     Args:
-        to: a folder for event files, or a ``torch.utils.tensorboard.SummaryWriter``
+        to: folder for event files, or a ``torch.utils.tensorboard.SummaryWriter``
 
     >>> monitor = Monitor(optimizer, TensorBoard("runs/first"))  # doctest: +SKIP
     """
@@ -100,7 +100,7 @@ class TensorBoard:
         self.writer.flush()
 
     def close(self) -> None:
-        """Close the event file; a writer of the user stays open."""
+        """Close the event file; a ``SummaryWriter`` that you gave stays open."""
         if self._own:
             self.writer.close()
 

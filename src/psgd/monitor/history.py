@@ -19,7 +19,7 @@ class HistoryError(Exception):
 
 @dataclass(frozen=True)
 class Curves:
-    """Median and maximum over the blocks of a number, over the steps where it was measured."""
+    """Median and maximum of a number over the blocks, at the steps at which the number was measured."""
 
     steps: list[float]
     median: list[float]
@@ -29,12 +29,12 @@ class Curves:
 
 
 class History:
-    """Records of a file; ``poll`` reads those that were added meanwhile.
+    """Records of a monitor's file; ``poll`` reads the records that were added since.
 
-    Steps that were taken again, as after a crash, replace those from before.
+    If steps were taken again, as after a crash, their records replace the earlier ones.
 
     Args:
-        path: the file
+        path: path of the file
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -44,7 +44,7 @@ class History:
     def _start_over(self) -> None:
         self._offset = 0
         self._line = 0
-        #: numbers of each column, one for each record; NaN if a record has none
+        #: values of each column, one for each record; NaN if a record has no value
         self.columns: dict[str, array[float]] = {}
         self._names: list[str] = []
         self._inode = -1
@@ -55,7 +55,7 @@ class History:
         return len(self.columns.get("step", ()))
 
     def poll(self) -> bool:
-        """Read further, and return whether there was anything new; an unfinished line is left for the next call."""
+        """Read new records, and return whether there were any; an unfinished line is left for the next call."""
         try:
             with open(self.path, "rb") as file:
                 status = os.fstat(file.fileno())
@@ -118,7 +118,7 @@ class History:
         return [name.partition("/")[2] for name in self._names if name.startswith("residual/")]
 
     def over_blocks(self, metric: str, having: str = "") -> Curves:
-        """Curves of a metric of the blocks whose names contain a text."""
+        """Curves of a metric, over the blocks whose names contain a text."""
         start = f"{metric}/"
         names = {column: column.removeprefix(start) for column in self.columns if column.startswith(start)}
         mine = {name: self.columns[column] for column, name in names.items() if having in name}
@@ -134,7 +134,7 @@ class History:
 
 
 def read(path: str | os.PathLike[str]) -> History:
-    """All records of a file.
+    """Read all records of a monitor's file.
 
     >>> read("run.csv").over_blocks("residual").median  # doctest: +SKIP
     [1.37, 0.21, 0.05]

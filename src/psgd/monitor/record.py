@@ -33,9 +33,9 @@ class BlockRecord:
     name: str
     #: relative size of the last update of ``Q``
     q_step: float | None
-    #: condition of each factor of ``Q``
+    #: condition number of each factor of ``Q``
     condition: tuple[float, ...]
-    #: see ``psgd.criteria.misfit``
+    #: distance of ``Q`` from fitting the criterion, see ``psgd.criteria.misfit``
     residual: float | None
     #: root mean square of the change of the parameters
     update_rms: float | None
@@ -45,12 +45,12 @@ class BlockRecord:
 class Record:
     """Numbers of one step; None if a number was not measured."""
 
-    #: number of steps that were taken before
+    #: number of steps before this one
     step: int
-    #: time in seconds, as ``time.time()``
+    #: time in seconds, as returned by ``time.time()``
     time: float
     loss: float | None
-    #: number of steps that were skipped so far because loss or gradients were not finite
+    #: number of steps skipped so far because loss or gradients were not finite
     skipped: int
     #: learning rate of each param group
     lr: tuple[float, ...]
@@ -72,7 +72,8 @@ class Record:
     def summary(self) -> dict[str, float]:
         """A few numbers for a log: loss, skipped steps, learning rate and spectrum, as far as they were measured.
 
-        For each number of the blocks it has the median and the maximum, as ``q_step`` and ``q_step_max``.
+        For each number of the blocks, the summary has the median and the maximum, such as ``q_step`` and
+        ``q_step_max``.
         """
         found = {"loss": self.loss, "skipped": self.skipped, "lr": max(self.lr, default=None), **self.spectrum}
         for metric in METRICS:

@@ -24,26 +24,28 @@ from .taken import Taken
 
 
 class Monitor:
-    """Recorder of what happens inside training, every ``every`` steps: in a CSV file, or wherever you want.
+    """Records every ``every`` steps what happens during training, in a CSV file or wherever you want.
 
-    It records loss, skipped steps and learning rate, and for each block how far ``Q`` moved in its last update, the
-    condition of each of its factors, how far it is from what the criterion wants, and how far the parameters moved.
-    Steps in between cost almost nothing, and never wait for the device. Steps themselves do not change: CUDA graphs are
-    replayed as before, and parameters and state are the same to the bit as without a monitor. While a step is measured,
-    there is a second copy of ``Q`` and of the parameters.
+    Each record has the loss, the number of skipped steps and the learning rate. For each block it has four numbers: how
+    far ``Q`` moved in its last update, the condition number of each factor of ``Q``, how far ``Q`` is from fitting the
+    criterion, and how far the parameters moved.
 
-    If the file exists already, the monitor appends to it, so that a run that resumes from a checkpoint continues it; a
-    file of another model is refused. If a step was written twice, ``psgd watch`` and ``psgd report`` show the later
-    record. If the file can no longer be written, there is a warning, and training goes on without it.
+    Steps that are not recorded cost almost nothing, and never wait for the device. The monitor does not change the
+    steps: CUDA graphs are replayed as before, and parameters and state are bit for bit the same as without a monitor.
+    While a step is measured, there is a second copy of ``Q`` and of the parameters.
+
+    If the file exists already, the monitor appends to it, so that a run that resumes from a checkpoint continues its
+    file. A file of another model is refused. If a step was written twice, ``psgd watch`` and ``psgd report`` show the
+    later record. If the file can no longer be written, there is a warning, and training continues without the file.
 
     Args:
         optimizer: the optimizer to watch
-        to: the name of a CSV file; ``TensorBoard(…)``; a function that is called with each ``Record``; or None, for
-            ``last`` alone. If ranks share the blocks, each writes its own blocks to its own file: ``run.csv`` becomes
-            ``run.rank0.csv``. If every rank has all blocks, as with ``DistributedDataParallel`` alone, only the first
-            rank writes.
-        every: steps from one record to the next
-        model: model that gives the parameters their names, if the optimizer was not given
+        to: the name of a CSV file; ``TensorBoard(…)``; a function that is called with each ``Record``; or None, to keep
+            only the last record, as ``last``. If ranks share the blocks, each rank writes its own blocks to its own
+            file: ``run.csv`` becomes ``run.rank0.csv``. If every rank has all blocks, as with
+            ``DistributedDataParallel`` alone, only the first rank writes.
+        every: number of steps from one record to the next
+        model: model from which the names of the parameters are taken, if the optimizer was not given
             ``model.named_parameters()``
         overwrite: replace a file that exists already
 
@@ -81,7 +83,7 @@ class Monitor:
             raise TypeError(f"to={to!r}: Monitor wants a file name, TensorBoard(…), a function of a Record, or None")
         self.optimizer = optimizer
         self.every = index(every)
-        #: last record
+        #: last record, or None before the first one
         self.last: Record | None = None
         self._blocks = named_blocks(optimizer, model)
         if several_ranks() and not optimizer.shares_blocks and dist.get_rank() > 0:
@@ -111,8 +113,8 @@ class Monitor:
     def loss(self, value: float | Tensor) -> None:
         """Set the loss of the step that was just taken; not needed if ``step`` is called with a closure.
 
-        Nothing happens unless that step is recorded, so it costs nothing to call it at every step, also if no step was
-        taken, as with ``GradScaler``.
+        The call does nothing unless that step is recorded, so you can call it after every step at no cost. You can also
+        call it if no step was taken, as may happen with ``GradScaler``.
         """
         if self._closed:
             raise ValueError("Monitor: it is closed, so nothing can be recorded")
@@ -122,17 +124,17 @@ class Monitor:
 
     @property
     def waiting(self) -> bool:
-        """Whether the step that was just taken is to be recorded and has no loss yet."""
+        """Whether the step that was just taken will be recorded and has no loss yet."""
         return self._waiting is not None
 
     def flush(self) -> None:
-        """Record a step that waits for its loss without it; otherwise it is recorded when the next step begins."""
+        """Record a step that waits for its loss now, without the loss; otherwise the next step records it."""
         self._write()
 
     def spectrum(self, closure: Callable[[], Tensor], *, probes: int = 4, iterations: int = 32) -> diagnostics.Spectrum:
         """Compute the spectrum of ``PH``, see ``diagnostics.model_spectrum``; it becomes part of the next record.
 
-        It costs ``probes · iterations`` Hessian-vector products, so call it if ``due`` is true, or less often.
+        It costs ``probes · iterations`` Hessian-vector products, so call it only when ``due`` is true, or less often.
         """
         found = diagnostics.model_spectrum(self.optimizer, closure, probes=probes, iterations=iterations)
         self._spectrum = {f"ph_q{share}": found.quantile(share / 100) for share in (10, 50, 90)}
@@ -230,15 +232,15 @@ class Monitor:
 
 
 def snapshot(optimizer: PSGD, model: nn.Module | None = None) -> Record:
-    """Record of what is known about an optimizer at any time, without having watched a step.
+    """Make a record of the present state of an optimizer, without watching a step.
 
-    It has skipped steps, learning rates and the condition of each factor and, if averages of gradients are whitened,
-    the residual of the fit. Loss, the step of ``Q`` and of the parameters, and the residual of pairs belong to a step:
-    see ``Monitor``.
+    The record has the number of skipped steps, the learning rates and the condition number of each factor. If averages
+    of gradients are whitened, it also has the residual of the fit. Other numbers can be measured only during a step,
+    see ``Monitor``: the loss, the steps of ``Q`` and of the parameters, and the residual of pairs.
 
     Args:
-        optimizer: a ``PSGD``
-        model: model that gives the parameters their names
+        optimizer: the optimizer
+        model: model from which the names of the parameters are taken
     """
     if not isinstance(optimizer, PSGD):
         raise TypeError(f"optimizer={optimizer!r}: snapshot wants a PSGD")

@@ -1,4 +1,4 @@
-"""Memory and work of an optimizer, before it is made."""
+"""Memory and work of an optimizer, computed before it is created."""
 
 from .plan import plan
 from .result import Plan, PlannedBlock, Rank

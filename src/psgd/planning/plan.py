@@ -31,26 +31,26 @@ def plan(
     momentum: bool = True,
     update_every: int = 1,
 ) -> Plan:
-    """Memory of the state of ``PSGD``, and work of a step with ``Whitening``; nothing is allocated.
+    """Compute the memory of the state of ``PSGD`` and the work of a step with ``Whitening``; nothing is allocated.
 
-    Memory is that of the state: ``Q`` and the average of gradients. A step needs more while it lasts, between rare
-    updates ``P`` of dense factors is kept beside ``Q``, and every tensor costs about 100 bytes on top. Work is that of
-    the products with ``Q``, see ``Group.flops``, without computing gradients and moving the parameters. Every block
-    belongs to one rank, see ``psgd.ranks.assign``. Blocks are not divided, so some rank has at least the work of the
-    costliest.
+    Memory is that of the state, which consists of ``Q`` and the average of gradients. Three further costs are not
+    included: the temporary memory of a step, the ``P`` of dense factors, which is kept beside ``Q`` if updates are
+    rare, and about 100 bytes for every tensor. Work is that of the products with ``Q``, see ``Group.flops``. It does
+    not include computing gradients and moving the parameters. Every block belongs to one rank, see
+    ``psgd.ranks.assign``. Blocks are not divided, so some rank has at least the work of the most expensive block.
 
     Args:
-        model_or_shapes: a module, which may be on the device ``"meta"``; parameters, named or not, or param groups,
-            which may have a ``preconditioner`` and ``blocks`` of their own; or shapes, in a list or by name in a dict:
-            ``(64, 32)``, or ``(80, (64, 32))`` for 80 of them. A ``*`` in a name is replaced by a number. Shapes stand
-            for parameters of at most 32 bits.
+        model_or_shapes: a module, which may be on the device ``"meta"``; or parameters, named or not; or param groups,
+            which may have a ``preconditioner`` and ``blocks`` of their own; or shapes, in a list or by name in a dict.
+            A shape is ``(64, 32)``, or ``(80, (64, 32))`` for 80 tensors of this shape. A ``*`` in a name is replaced
+            by a number. Shapes stand for parameters of at most 32 bits.
         preconditioner: as for ``PSGD``
-        world_size: ranks that the blocks are divided among
+        world_size: number of ranks that share the blocks
         budget: bytes for the state on each rank, a number or a text such as ``"8 GiB"``. If ``preconditioner`` uses
-            more, its longest dense axes become diagonal, as few of these lengths as possible: a dense factor of an axis
-            of length n keeps ``n²`` numbers for n directions, so the longest cost most per direction.
+            more, its longest dense axes become diagonal, as few of these lengths as possible. A dense factor of an axis
+            of length n keeps ``n²`` numbers for n directions, so the longest axes cost most per direction.
             ``Plan.preconditioner`` is the resulting ``Kronecker``. Param groups with their own structure keep it.
-        blocks: as for ``PSGD``; with ``Affine`` the layers of a module are found by ``Affine.groups``
+        blocks: as for ``PSGD``; with ``Affine``, ``Affine.groups`` finds the layers of a module
         precond_dtype: as for ``PSGD``
         momentum: whether an average of gradients is kept
         update_every: as for ``PSGD``; work is the mean over this number of steps

@@ -19,7 +19,7 @@ COLUMNS, STRUCTURE, KINDS = 110, 34, 18
 
 @dataclass(frozen=True)
 class PlannedBlock:
-    """Parameters that share a ``Q``."""
+    """A block, which consists of parameters that share a ``Q``, with its memory, its work and its rank."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class PlannedBlock:
     precond_bytes: int
     #: bytes of the average of gradients
     average_bytes: int
-    #: work of a step, see ``Group.flops``
+    #: FLOPs of a step, see ``Group.flops``
     flops: float
     #: rank that keeps and fits ``Q``
     owner: int
@@ -48,7 +48,7 @@ class PlannedBlock:
 
 @dataclass(frozen=True)
 class Rank:
-    """Memory and work of all blocks of a rank."""
+    """Number, memory and work of all blocks of a rank."""
 
     blocks: int
     bytes: int
@@ -63,7 +63,7 @@ class Rank:
 class Plan:
     """Result of ``plan``; ``print`` shows it as a table."""
 
-    #: structure to be used with ``PSGD``
+    #: structure to use with ``PSGD``
     preconditioner: Structure
     #: blocks in the order of the parameters
     blocks: tuple[PlannedBlock, ...]
@@ -76,31 +76,31 @@ class Plan:
 
     @property
     def flops(self) -> float:
-        """Work of a step of all blocks."""
+        """FLOPs of a step of all blocks."""
         return sum(block.flops for block in self.blocks)
 
     @property
     def bytes_per_rank(self) -> int:
-        """Bytes of the rank that has most."""
+        """Bytes of the state on the rank that has the largest state."""
         return max(rank.bytes for rank in self.ranks)
 
     @property
     def flops_per_rank(self) -> float:
-        """Work of the rank that has most: the others wait for it."""
+        """FLOPs of a step on the rank that has the most work; the other ranks wait for it."""
         return max(rank.flops for rank in self.ranks)
 
     @property
     def balance(self) -> float:
-        """Largest cost of a rank divided by the mean: 1 is perfect, ``len(ranks)`` is one rank that does everything.
+        """Largest cost of a rank divided by the mean cost.
 
-        It is about the ratio of the time of a step to that with blocks that can be divided at will, see
-        ``psgd.ranks.assign.cost``.
+        1 is perfect; ``len(ranks)`` means that one rank does everything. The balance is about the time of a step
+        divided by the time that it would need if blocks could be divided at will, see ``psgd.ranks.assign.cost``.
         """
         costs = [rank.cost for rank in self.ranks]
         return max(costs) * len(costs) / sum(costs) if self.blocks else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as lists, numbers and strings."""
+        """The plan as a dict of lists, numbers and strings."""
         keys = ("bytes", "flops", "bytes_per_rank", "flops_per_rank", "balance")
         return {
             "preconditioner": repr(self.preconditioner),

@@ -1,4 +1,4 @@
-"""Base class of probes: a probe measures gradients and pairs ``(δθ, δg)``, and fits ``Q`` to what it measured."""
+"""Base class of probes: a probe measures gradients and pairs ``(δθ, δg)``, and fits ``Q`` to its measurements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Noise = Callable[[int], Tensor]
 
 @dataclass
 class Evaluation:
-    """Loss and gradients at the parameters and, by position, the pairs that were measured around them."""
+    """Loss and gradients at the current parameters, and the pairs measured around them by position of parameter."""
 
     loss: Any
     grads: list[Tensor | None]
@@ -39,9 +39,10 @@ class Average:
     """Averaged gradients of the blocks of a bucket, or the gradients themselves.
 
     Args:
-        pack: returns an array ``(B, *shape)`` for each group of ``Q``; called when they are first needed
-        weight: for each block what it is to be divided by, such as the sum of the weights of an average, or None
-        averaged: whether it is an average, and not the gradients themselves
+        pack: function that returns an array ``(B, *shape)`` for each group of ``Q``; it is called when the arrays are
+            first needed
+        weight: divisor of each block, such as the sum of the weights of an average, or None
+        averaged: whether the arrays are an average, and not the gradients themselves
     """
 
     def __init__(self, pack: Callable[[], list[Tensor]], weight: Tensor | None, averaged: bool = True) -> None:
@@ -55,7 +56,7 @@ class Average:
         return self._pack()
 
     def unbiased(self) -> Iterator[Tensor]:
-        """``m / weight``: an average without bias from the first step on, or limited gradients."""
+        """``m / weight``: an average that is unbiased from the first step on, or limited gradients."""
         if self.weight is None:
             yield from self.arrays
             return
@@ -69,15 +70,15 @@ class Measured:
 
     Args:
         average: averaged gradients
-        gradients: returns the gradients, with what limits them
-        pairs: ``[δθ, δg]`` for each group, made on demand; the caller owns them
-        noise: standard normal numbers for each group, made on demand
+        gradients: function that returns the gradients, with the weights that limit them
+        pairs: ``[δθ, δg]`` for each group, created on demand; the caller owns them
+        noise: standard normal numbers for each group, created on demand
         sign: −1 for a loss that is maximised, else 1
         chores: result of ``Probe.chores`` for this update
-        outs: returns for each group the tensor to write ``P g`` to, or None
-        support: returns for each group the slices with a gradient other than zero, for each axis ``(B, n)`` ones and
-            zeros; None if all have one
-        start: whether a ``Q`` that is still the identity starts at the size that its first pair shows
+        outs: function that returns for each group the tensor to write ``P g`` to, or None
+        support: function that returns for each group which slices have a nonzero gradient: for each axis an array
+            ``(B, n)`` of ones and zeros, or None if all slices have one
+        start: whether a ``Q`` that is still the identity is first scaled to the size that its first pair shows
     """
 
     average: Average
@@ -95,10 +96,10 @@ class Probe(ABC):
     """Source of gradients and pairs, which also fits ``Q`` to them.
 
     Args:
-        damping: curvature, relative to the largest of a block, below which it counts as noise. If the gradient does
-            not depend on a direction at all, ``P`` is bounded by the inverse of this curvature. The default, ``eps **
-            0.75`` of the preconditioner's dtype, lies between what rounding hides from an exact product (``eps``) and
-            from a finite difference (``eps ** 0.5``).
+        damping: threshold below which a curvature counts as noise, relative to the largest curvature of a block. If the
+            gradient does not depend on a direction at all, ``P`` is bounded by the inverse of this curvature. The
+            default is ``eps ** 0.75`` of the preconditioner's dtype. It lies between the curvatures that rounding hides
+            from an exact product (``eps``) and from a finite difference (``eps ** 0.5``).
     """
 
     def __init__(self, damping: float | None = None) -> None:
@@ -106,7 +107,7 @@ class Probe(ABC):
             raise ValueError(f"damping={damping!r}: {type(self).__name__} wants a number in [0, 1), or None")
         self.damping = damping
 
-    #: process group over whose ranks gradients are averaged, for probes that compute gradients themselves
+    #: process group over which gradients are averaged, for probes that compute gradients themselves
     group: Any = None
     _warned = False
     #: whether ``step`` must be given a closure
@@ -115,7 +116,7 @@ class Probe(ABC):
     forward_only: bool = False
     #: whether the closure is called twice for a mini-batch
     calls_twice: bool = False
-    #: whether ``Q`` is fitted to gradients instead of pairs; ``fit_`` is then called without pairs too
+    #: whether ``Q`` is fitted to gradients instead of pairs; ``fit_`` is then called even if there are no pairs
     whitens: bool = False
     #: whether ``Q`` is fitted to averaged gradients
     of_average: bool = False
@@ -137,9 +138,9 @@ class Probe(ABC):
         Args:
             closure: the user's closure
             params: all parameters
-            moved: positions of the parameters whose preconditioner is to be updated
-            noise: random numbers for these parameters
-            start: gradients from before the step
+            moved: positions of the parameters whose preconditioner will be updated
+            noise: function that returns random numbers for these parameters
+            start: gradients before the step
         """
 
     def fit_(self, Q: Groups, measured: Measured, criterion: Criterion, lr: float, ok: Tensor) -> Preconditioned | None:
@@ -153,7 +154,7 @@ class Probe(ABC):
             ok: flag that is false if the step is skipped
 
         Returns:
-            the average times ``P`` from before the update, if the probe computes it on the way; else None
+            the product of the average and the ``P`` before the update, if fitting computes it anyway; else None
         """
         pairs = self._restricted(Q, measured)
         if measured.start:
@@ -177,7 +178,7 @@ class Probe(ABC):
     def descend_(
         self, Q: Groups, pairs: Iterable[list[Tensor]], sign: float, criterion: Criterion, lr: float, ok: Tensor
     ) -> None:
-        """Move ``Q`` one step of the criterion for damped pairs ``[δθ, δg]``, one pair for each group."""
+        """Take one step of ``Q`` that descends the criterion for damped pairs ``[δθ, δg]``, one pair for each group."""
 
         def tangents() -> Iterator[tuple[Tangent, Tensor]]:
             for group, pair in zip(Q.groups, pairs, strict=True):
@@ -190,13 +191,17 @@ class Probe(ABC):
         Q.descend_(tangents(), lr, ok)
 
     def chores(self, step: int, lr: float) -> Hashable:
-        """Further work of an update of ``Q`` at this step, decided in advance: it is part of the key of a recording."""
+        """Further work of the update of ``Q`` at this step.
+
+        It is decided in advance, as it is part of the key of a captured CUDA graph.
+        """
         return None
 
     def recordable(self, criterion: Criterion) -> bool:
-        """Whether ``fit_`` does the same work at every step, without random numbers and without the host.
+        """Whether a CUDA graph can capture ``fit_``.
 
-        A class that overrides ``fit_``, ``descend_`` or ``damp`` is not recordable unless it overrides this as well.
+        ``fit_`` must then do the same work at every step, without random numbers and without the host.
+        A class that overrides ``fit_``, ``descend_`` or ``damp`` is not recordable unless it overrides this method too.
         """
         return criterion in WITHOUT_SOLVES and self._fits_as(Probe)
 
@@ -205,13 +210,13 @@ class Probe(ABC):
         return all(getattr(type(self), name) is getattr(known, name) for name in ("fit_", "descend_", "damp"))
 
     def key(self, dtype: torch.dtype) -> Hashable:
-        """Everything that recorded steps of this probe depend on, for a ``Q`` of some dtype."""
+        """Everything that captured steps of this probe depend on, for a ``Q`` of the given dtype."""
         return type(self), self.relative_damping(dtype), self.of_average
 
     def average_(self, evaluation: Evaluation) -> None:
         """Average gradients and their changes over the ranks of ``group``.
 
-        For probes that compute gradients themselves, which ``DistributedDataParallel`` does not see.
+        Probes that compute gradients themselves need this, as ``DistributedDataParallel`` does not see these gradients.
         """
         if self.group is None:
             if several_ranks() and not self._warned:
@@ -233,11 +238,12 @@ class Probe(ABC):
         average_([dgrad for _, dgrad in evaluation.pairs.values()], self.group)
 
     def damp(self, dtheta: Tensor, dgrad: Tensor) -> tuple[Tensor, Tensor]:
-        """``δg + damping · ‖δg‖ / ‖δθ‖ · δθ``, block by block of a stack: as if ``H`` were a little larger.
+        """``δg + damping · ‖δg‖ / ‖δθ‖ · δθ`` for each block of a stack, as if ``H`` were a little larger.
 
-        Also returns which pairs are worth fitting: those whose curvature ``‖δg‖ / ‖δθ‖`` lies between ``eps²`` and
-        ``eps⁻²``. A value outside is not a curvature that the number format can represent but a gradient that vanished
-        or exploded; after fitting it, ``P`` would be useless for ordinary gradients.
+        The second result tells which pairs are worth fitting: those whose curvature ``‖δg‖ / ‖δθ‖`` lies between
+        ``eps²`` and ``eps⁻²``. A value outside this range is not a curvature that the number format can represent, but
+        shows a gradient that vanished or exploded. After fitting such a pair, ``P`` would be useless for ordinary
+        gradients.
         """
         eps = torch.finfo(dgrad.dtype).eps
         damping = self.relative_damping(dgrad.dtype)
@@ -247,7 +253,7 @@ class Probe(ABC):
         return torch.addcmul(dgrad, dtheta, ratio.view(-1, *[1] * (dgrad.ndim - 1))), informative
 
     def relative_damping(self, dtype: torch.dtype) -> float:
-        """Damping that the user chose, or the default for a preconditioner of this dtype."""
+        """The damping that the user chose, or the default for a preconditioner of this dtype."""
         return float(torch.finfo(dtype).eps) ** 0.75 if self.damping is None else self.damping
 
     def __repr__(self) -> str:

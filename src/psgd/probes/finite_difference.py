@@ -21,20 +21,21 @@ from .two_at_once import WHO
 class FiniteDifference(Probe):
     """The paper's probe: ``δg = g(θ + δθ) − g(θ)`` for a small random ``δθ``, by calling the closure twice.
 
-    It works with the closure of ``torch.optim.LBFGS``, which clears the gradients, calls ``backward`` and returns the
-    loss. Both calls must see the same mini-batch; dropout uses the same mask, as the state of torch's random generators
-    is restored between them. ``θ`` is restored bit for bit, and ``δθ`` is the change after rounding.
+    It works with the same closures as ``torch.optim.LBFGS``: the closure clears the gradients, calls ``backward`` and
+    returns the loss. Both calls must see the same mini-batch. Dropout uses the same mask in both calls, because the
+    state of torch's random generators is restored between them. ``θ`` is restored bit for bit, and ``δθ`` is the change
+    after rounding.
 
     Args:
-        std: standard deviation of ``δθ``; the default is the paper's, the square root of the machine precision of
+        std: standard deviation of ``δθ``. The default, as in the paper, is the square root of the machine precision of
             each parameter's dtype. If the model computes in lower precision, as under autocast, use the square root of
             the machine precision of that dtype: 0.09 for bfloat16.
-        module: a model whose buffers, such as the statistics of batch normalisation, are restored to their values
-            after the first of the two calls
-        batched: evaluate both gradients at once, by ``torch.func.vmap``, for hardware that a single evaluation does
-            not fill. The closure then only returns the loss, and uses all parameters through ``module``; ``θ`` is not
+        module: model whose buffers, such as the statistics of batch normalisation, are restored to their values after
+            the first of the two calls
+        batched: evaluate both gradients at once, by ``torch.func.vmap``, on hardware that a single evaluation does not
+            fill. The closure must then only return the loss, and use all parameters through ``module``. ``θ`` is not
             changed, and nothing is written to ``.grad``.
-        group: with ``batched``, the process group that gradients are averaged over
+        group: with ``batched``, the process group over which gradients are averaged
         damping: see ``Probe``
     """
 

@@ -17,12 +17,12 @@ from .restore import Gradients
 class HessianVector(Probe):
     """The exact probe: ``δg = H δθ`` for ``δθ ~ N(0, I)``, by differentiating twice.
 
-    The closure returns the loss and does not call ``backward``; nothing is written to ``.grad``. Every operation of the
-    model must be twice differentiable.
+    The closure must return the loss without calling ``backward``. Nothing is written to ``.grad``. Every operation of
+    the model must be twice differentiable.
 
     Args:
-        group: the process group that gradients are averaged over. ``DistributedDataParallel`` does not average them
-            here: the closure should call the module that it wraps.
+        group: process group over which gradients are averaged. ``DistributedDataParallel`` does not average them with
+            this probe, so the closure should call the module that it wraps.
         damping: see ``Probe``
     """
 

@@ -19,20 +19,21 @@ from .restore import Gradients
 
 
 class Whitening(Probe):
-    """Probe without a second gradient: the pair is ``(v, g)`` with ``v ~ N(0, I)``, so ``c3`` gives ``E[g gᵀ]^(−1/2)``.
+    """Probe that whitens gradients and needs no second gradient.
 
-    Inverse-free factors use the expectation over ``v`` and draw no random numbers.
+    The pair is ``(v, g)`` with ``v ~ N(0, I)``, so that ``c3`` gives ``P = E[g gᵀ]^(−1/2)``. Inverse-free factors use
+    the expectation over ``v`` and draw no random numbers.
 
-    It fits the ordinary loop, ``loss.backward(); optimizer.step()``; a closure may be given but is not needed, and as
-    with torch's optimizers the gradients are those that are there after it, or none. There is
-    no secant equation between ``v`` and ``g``: the criteria ``c1`` and ``c2`` have nothing to fit here, and are
-    refused. Whitened gradients do not become smaller near a minimum, so the learning rate should: 0.001 is a good
-    start, and for large transformers 0.0005.
+    This probe works with the ordinary training loop, ``loss.backward(); optimizer.step()``. A closure is not needed. If
+    one is given, the optimizer uses the gradients that are present after its call, if any, as torch's optimizers do.
+    There is no secant equation between ``v`` and ``g``, so the criteria ``c1`` and ``c2`` have nothing to fit and are
+    refused. Whitened gradients do not become smaller near a minimum, so the learning rate should. A learning rate of
+    0.001 is a good start, or 0.0005 for large transformers.
 
     Args:
-        of_average: whiten the average of the gradients, which is what a step with momentum preconditions, instead of
-            the gradients themselves. The size of steps then does not depend on the noise, and steps cost less: they use
-            ``P`` from before its update, whose product with the average the update computes anyway.
+        of_average: whiten the average of the gradients, which a step with momentum preconditions, instead of the
+            gradients themselves. The size of steps then does not depend on the noise. Steps also cost less: they use
+            the ``P`` before its update, and the update computes the product of this ``P`` and the average anyway.
         damping: see ``Probe``
     """
 
@@ -60,8 +61,8 @@ class Whitening(Probe):
     def fit_(self, Q: Groups, measured: Measured, criterion: Criterion, lr: float, ok: Tensor) -> Preconditioned | None:
         """Fit ``Q`` to the pair ``(v, g)``: in expectation over ``v ~ N(0, I)`` if ``Q`` can, else for one ``v``.
 
-        ``v`` is zero in slices without a gradient. So a part of the model that gets no gradients any more says nothing
-        of ``P``, which would otherwise grow as fast as the average of the gradients fades.
+        ``v`` is zero in slices without a gradient. A part of the model that no longer gets gradients therefore does not
+        change ``P``. Otherwise ``P`` would grow as fast as the average of the gradients fades.
         """
         of_average = self.of_average or not measured.average.averaged
         fitted = measured.average if of_average else measured.gradients()
@@ -94,9 +95,9 @@ class Whitening(Probe):
         return None
 
     def chores(self, step: int, lr: float) -> Chores:
-        """All chores in the first step, or if a user captures the step, which may be the only one.
+        """All chores in the first step, and in a step that the user captures, which may be the only one.
 
-        Else a pseudorandom choice, so that no schedule of updates can miss any of them.
+        In other steps the choice is pseudorandom, so that no schedule of updates can miss any of them.
         """
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         if step == 0:

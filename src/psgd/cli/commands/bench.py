@@ -17,29 +17,38 @@ from ..output import Json, Output, Quiet, interrupted
 def bench(
     benchmarks: Annotated[
         list[str] | None,
-        typer.Argument(metavar="BENCHMARK", help=f"{', '.join(BENCHMARKS)}, or all.", show_default="all"),
+        typer.Argument(
+            metavar="BENCHMARK", help=f"Benchmarks to run: {', '.join(BENCHMARKS)}, or all.", show_default="all"
+        ),
     ] = None,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="Device to measure on: cpu or cuda.")] = "cpu",
     peers: Annotated[
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Optimizers to compare with: names with commas, packages, all or none.",
+            help="Optimizers to compare with: names or packages, separated by commas; or all or none.",
             show_default="all",
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="For benchmarks that have several.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller, for a first look.")] = False,
-    limit: Annotated[float | None, typer.Option(metavar="SECONDS", min=1, help="For each measurement.")] = None,
-    text: Annotated[Path | None, typer.Option(metavar="FILE", help="What the language model is trained on.")] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the results are written.")] = Path("bench"),
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Model to measure, for benchmarks that have several models.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure less, for a first look.")] = False,
+    limit: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=1, help="Time limit of each measurement.")
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Text file that the language model is trained on.")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that the results are written to.")] = Path("bench"),
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure what the optimizer costs and gains compared with others: a table, a JSON file and a plot per benchmark.
+    """Measure costs and gains of PSGD compared with other optimizers.
 
-    Every measurement has its own process and a time limit; one that fails is listed as failed, and the others go on.
-    Ctrl-C ends the present measurement: the table has those before it.
+    Each benchmark gives a table, a JSON file and a plot. Every measurement has its own process and a time limit. A
+    measurement that fails is listed as failed, and the others continue. Ctrl-C ends the present measurement; the table
+    then has the measurements before it.
 
     \b
     Examples:

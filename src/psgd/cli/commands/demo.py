@@ -14,20 +14,24 @@ from ..output import Json, Output, Quiet
 
 
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the figure is written.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that the figure is written to.")] = Path("demo"),
     iterations: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Mini-batches for PSGD; the others have as many seconds.")
+        int,
+        typer.Option(metavar="N", min=1, help="Number of mini-batches for PSGD; the others train for as many seconds."),
     ] = zebra_demo.ITERATIONS,
     seed: Annotated[
-        int, typer.Option(metavar="N", min=0, max=2**32 - 1, help="Of weights, mini-batches and probes.")
+        int, typer.Option(metavar="N", min=0, max=2**32 - 1, help="Seed of weights, mini-batches and probes.")
     ] = 0,
-    paper: Annotated[bool, typer.Option("--paper", help="Also PSGD with the settings of the paper.")] = False,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Also train with PSGD with the settings of the paper.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train the paper's zebra-stripe classifier with SGD, Adam and PSGD, each for the same time.
 
-    Prints loss, error rate and seconds of all, and writes the figure zebra.png; an earlier one is overwritten.
+    Prints loss, error rate and seconds of each optimizer, and writes the figure zebra.png. An earlier figure is
+    overwritten.
 
     \b
     Examples:

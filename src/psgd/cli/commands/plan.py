@@ -54,29 +54,35 @@ def plan(
         list[str],
         typer.Argument(
             metavar="MODEL",
-            help=f"{', '.join(MODELS)}; a function MODULE:NAME that makes a model; "
-            "or shapes [NAME=]ROWSxCOLUMNS[:HOW_MANY].",
+            help=f"Model to plan for: {', '.join(MODELS)}; a function MODULE:NAME that returns a model; "
+            "or shapes of parameters, [NAME=]ROWSxCOLUMNS[:HOW_MANY].",
         ),
     ],
-    ranks: Annotated[int, typer.Option(metavar="N", min=1, help="Processes that share the work.")] = 1,
+    ranks: Annotated[int, typer.Option(metavar="N", min=1, help="Number of processes that share the work.")] = 1,
     budget: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="For the state on each rank: bytes, 4GB, 4GiB or 4g.", show_default="any"),
+        typer.Option(
+            metavar="SIZE",
+            help="Largest memory of the state on each rank: a number of bytes, or 4GB, 4GiB or 4g.",
+            show_default="any",
+        ),
     ] = None,
     max_dense: Annotated[
-        int, typer.Option(metavar="N", min=0, help="The longest axis with a dense factor.")
+        int, typer.Option(metavar="N", min=0, help="Length of the longest axis with a dense factor.")
     ] = Kronecker().max_dense,
     precond_dtype: Annotated[
-        str | None, typer.Option(metavar="DTYPE", help="Of Q, such as bfloat16.", show_default="float32 or wider")
+        str | None, typer.Option(metavar="DTYPE", help="Dtype of Q, such as bfloat16.", show_default="float32 or wider")
     ] = None,
-    update_every: Annotated[int, typer.Option(metavar="N", min=1, help="Steps between updates of Q.")] = 1,
+    update_every: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of steps from one update of Q to the next.")
+    ] = 1,
     momentum: Annotated[bool, typer.Option(help="Whether an average of gradients is kept.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Compute what PSGD costs for a model: bytes and FLOPs of each block, and its owner among the ranks.
+    """Compute the cost of PSGD for a model: the bytes and FLOPs of each block, and the rank that owns it.
 
-    Nothing is allocated, so the model may be larger than the machine. With a budget, axes become diagonal until the
-    state fits. See psgd.plan for the same in Python.
+    Nothing is allocated, so the model may be larger than the memory of the machine. With a budget, the longest axes get
+    diagonal factors until the state fits. The function psgd.plan does the same in Python.
 
     \b
     Examples:

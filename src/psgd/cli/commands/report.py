@@ -14,10 +14,10 @@ from ..output import Json, Output
 
 
 def report(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="What reproduce or monitors wrote.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that reproduce or monitors wrote to.")],
     as_json: Json = False,
 ) -> None:
-    """Make one page of all results in a directory, and print its path.
+    """Make one HTML page of all results in a folder, and print its path.
 
     \b
     Examples:

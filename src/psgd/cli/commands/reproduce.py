@@ -20,32 +20,39 @@ from ..output import FailedError, Json, Output, Quiet, verdicts
 def reproduce(
     figures: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FIGURE", help=f"{', '.join(FIGURES)}, or all.", show_default="all"),
+        typer.Argument(
+            metavar="FIGURE", help=f"Figures to reproduce: {', '.join(FIGURES)}, or all.", show_default="all"
+        ),
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="The paper's sizes: hours instead of minutes.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Use the paper's sizes; this needs hours instead of minutes.")
+    ] = False,
     seeds: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Seeds for each figure, instead of its own number.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Number of seeds for each figure, instead of the figure's default."),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Runs at the same time.", show_default="cores")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Number of runs at the same time.", show_default="cores"),
     ] = None,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="Device to train on: cpu or cuda.")] = "cpu",
     data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where MNIST is; else $PSGD_DATA, the cache, or a download.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder with MNIST; otherwise $PSGD_DATA, the cache, or a download is used."),
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the results are written.")] = Path("results"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that the results are written to.")] = Path("results"),
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Run the paper's experiments, draw their figures, and check its claims.
 
-    For each figure NAME the folder gets NAME.png, NAME.svg, NAME.csv and NAME.json; report.html shows them all. A
-    command that was stopped continues when it is given again. Claims that do not hold are not a failure: they are
-    printed, and "holds" is false in the JSON.
+    For each figure NAME, the command writes NAME.png, NAME.svg, NAME.csv and NAME.json; report.html shows them all. If
+    the command was stopped, the same command continues where it stopped. Claims that do not hold are not a failure:
+    they are printed, and "holds" is false in the JSON.
 
     \b
     Examples:
-      psgd reproduce                         # all of it, a quarter of an hour on two cores
+      psgd reproduce                         # all figures, a quarter of an hour on two cores
       psgd reproduce fig6 --full             # one figure at the size of the paper
       psgd reproduce fig1 --json --quiet | jq '.figures[].claims[] | {name, holds}'
     """

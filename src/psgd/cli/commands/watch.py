@@ -13,12 +13,16 @@ from ..output import Stream
 
 
 def watch(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The CSV file of a psgd.Monitor.")],
-    once: Annotated[bool, typer.Option("--once", help="Print one picture, as is done without a terminal.")] = False,
-    interval: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="From one picture to the next.")] = 2.0,
-    block: Annotated[str, typer.Option(metavar="TEXT", help="Only blocks whose names contain this.")] = "",
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="CSV file of a psgd.Monitor.")],
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one picture and exit; this is the default without a terminal.")
+    ] = False,
+    interval: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="Seconds from one picture to the next.")
+    ] = 2.0,
+    block: Annotated[str, typer.Option(metavar="TEXT", help="Show only blocks whose names contain this text.")] = "",
 ) -> None:
-    """Show what a psgd.Monitor writes while a model is trained, until Ctrl-C.
+    """Show the curves of a psgd.Monitor while a model is trained, until Ctrl-C.
 
     \b
     Examples:

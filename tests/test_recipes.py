@@ -193,3 +193,17 @@ def test_newton_survives_a_loss_whose_size_changes(scale):
         losses.append(optimizer.step(closure).item() / scale(i))
     assert max(losses) < 100 * losses[0]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("make", [psgd.whiten, psgd.newton])
+def test_a_structure_of_ones_own_and_max_dense_exclude_each_other(make):
+    with pytest.raises(ValueError, match=r"max_dense=3: .*; use preconditioner=Kronecker\(max_dense=3\)"):
+        make(nn.Linear(4, 4), max_dense=3, preconditioner=psgd.Diagonal())
+    assert "Kronecker(max_dense=3" in repr(make(nn.Linear(4, 4), max_dense=3))
+
+
+@pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))], ids=["module", "iterable"])
+def test_a_model_in_place_of_parameters_is_an_error_of_one_line(model):
+    with pytest.raises(TypeError, match=r"^params: a \w+; PSGD wants parameters, .* psgd.whiten\(model\)") as caught:
+        psgd.PSGD(model)
+    assert "\n" not in str(caught.value)

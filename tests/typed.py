@@ -27,3 +27,4 @@ def parameters(model: nn.Module) -> None:
     psgd.PSGD(model.named_parameters(), probe=psgd.Whitening())
     psgd.PSGD([{"params": [torch.zeros(3)], "lr": 0.1}], preconditioner=psgd.Dense(), blocks=psgd.Joint())
     psgd.PSGD(3)  # type: ignore[arg-type]
+    print(psgd.nonexistent)  # type: ignore[attr-defined]

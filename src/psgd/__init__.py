@@ -67,19 +67,21 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name or a module when it is first used, so that ``psgd --help`` does not wait for torch."""
-    home = next((home for home, names in _HOMES.items() if name in names), None)
-    if home is not None:
-        value = globals()[name] = getattr(import_module(f".{home}", __name__), name)
-        return value
-    try:
-        return import_module(f".{name}", __name__)
-    except ModuleNotFoundError as error:
-        if error.name != f"{__name__}.{name}":
-            raise
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+if not TYPE_CHECKING:  # type checkers would take every name for one that there is
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name or a module when it is first used, so that ``psgd --help`` does not wait for torch."""
+        home = next((home for home, names in _HOMES.items() if name in names), None)
+        if home is not None:
+            value = globals()[name] = getattr(import_module(f".{home}", __name__), name)
+            return value
+        try:
+            return import_module(f".{name}", __name__)
+        except ModuleNotFoundError as error:
+            if error.name != f"{__name__}.{name}":
+                raise
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__"])

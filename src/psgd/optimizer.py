@@ -76,7 +76,7 @@ class PSGD(Optimizer):
             other factors it is 0.05, or 0.01 with ``Whitening``.
         precond_boost: factor that multiplies ``precond_lr`` during the first 150 updates of ``Q``. After them, the
             factor falls to 1 in inverse proportion to the number of updates. If ``precond_lr`` is given, the default is
-            1. Otherwise it is 3, or 6 for inverse-free factors that are fitted to curvature.
+            1. Otherwise it is 3. For curvature it is 6 with inverse-free factors, and 2 with ``Dense``.
         precond_dtype: dtype of ``Q`` and of the products with it, such as ``torch.bfloat16``; by default the dtype of
             the parameters, but at least float32
         normalize: normalisation of the step of ``Q``: ``MaxAbs`` (the default), ``MaxDiag`` or ``Spectral``;

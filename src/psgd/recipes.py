@@ -19,7 +19,7 @@ def whiten(
     lr: float | Tensor | None = None,
     *,
     weight_decay: float = 0.0,
-    max_dense: int = 2048,
+    max_dense: int | None = None,
     **options: Any,
 ) -> PSGD:
     """Create an optimizer that whitens gradients, in place of ``torch.optim.AdamW(model.parameters(), …)``.
@@ -49,7 +49,7 @@ def newton(
     lr: float | Tensor | None = None,
     *,
     weight_decay: float = 0.0,
-    max_dense: int = 2048,
+    max_dense: int | None = None,
     **options: Any,
 ) -> PSGD:
     """Create an optimizer whose preconditioner is fitted to curvature.
@@ -86,12 +86,18 @@ def newton(
 
 
 def _optimizer(
-    model: nn.Module, lr: float | Tensor | None, weight_decay: float, max_dense: int, options: dict[str, Any]
+    model: nn.Module, lr: float | Tensor | None, weight_decay: float, max_dense: int | None, options: dict[str, Any]
 ) -> PSGD:
-    own_structure = "preconditioner" in options
-    groups = param_groups(model, weight_decay, None if own_structure else max_dense)
-    structure = Kronecker(max_dense=max_dense)
-    return PSGD(groups, lr, **{"preconditioner": structure, **options})
+    if "preconditioner" in options:
+        if max_dense is not None:
+            raise ValueError(
+                f"max_dense={max_dense!r}: an option of the default structure, and a preconditioner is given too; "
+                f"use preconditioner=Kronecker(max_dense={max_dense!r})"
+            )
+        return PSGD(param_groups(model, weight_decay), lr, **options)
+    structure = Kronecker() if max_dense is None else Kronecker(max_dense=max_dense)
+    groups = param_groups(model, weight_decay, structure.max_dense)
+    return PSGD(groups, lr, preconditioner=structure, **options)
 
 
 def param_groups(model: nn.Module, weight_decay: float = 0.0, max_dense: int | None = None) -> list[dict[str, Any]]:

@@ -37,7 +37,8 @@ def checked_groups(
     their_sizes = [len(group["params"]) for group in theirs]
     if sizes != their_sizes:
         raise ValueError(
-            f"state_dict['param_groups']: groups of {their_sizes} parameters; this optimizer has groups of {sizes}"
+            f"state_dict['param_groups']: groups of {their_sizes} parameters; this optimizer has groups of {sizes}. "
+            "psgd.whiten and psgd.newton make more groups with weight_decay than without"
         )
     # A step size of Q that was saved before there was a boost has none.
     completed = [{**defaults, "precond_boost": 1.0, **group} for group in map(choices.without, theirs)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..blocks import Placed
 from ..criteria import OF_SECANTS
@@ -89,6 +89,11 @@ def fits_structure(structure: Structure, precond_dtype: Any, normalize: Any, whe
 
 def param_groups(params: Any) -> list[Any]:
     """List of parameters, named parameters or param groups, as an iterator could be read only once."""
+    if isinstance(params, nn.Module):
+        raise TypeError(
+            f"params: a {type(params).__name__}; PSGD wants parameters, as model.parameters() has them. "
+            "psgd.whiten(model) and psgd.newton(model) take a model"
+        )
     if isinstance(params, Tensor) or not isinstance(params, Iterable):
         raise TypeError(f"params={params!r}: PSGD wants an iterable of tensors or of param groups")
     groups = [_listed(item) if isinstance(item, dict) else item for item in params]

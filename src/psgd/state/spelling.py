@@ -24,6 +24,10 @@ _ELSEWHERE = {
 }
 
 
+#: options of the default structure
+OF_STRUCTURE = ("max_dense", "max_skew", "inverse_free")
+
+
 def meant(name: str, known: Collection[str], cutoff: float = 0.6) -> str | None:
     """Option that a name probably stands for, or None.
 
@@ -45,7 +49,11 @@ def suggests(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
-            if name not in known and (right := meant(name, known)) is not None:
+            if name in known:
+                continue
+            if name in OF_STRUCTURE:
+                raise TypeError(f"{name}: PSGD has no such option; did you mean preconditioner=Kronecker({name}=…)?")
+            if (right := meant(name, known, cutoff=0.7)) is not None:
                 raise TypeError(f"{name}: PSGD has no such option; did you mean {right}?")
         return function(*args, **kwargs)
 

@@ -24,6 +24,9 @@ GITHUB = ROOT / ".github"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 WORKFLOWS = {path.name: yaml.safe_load(path.read_text("utf-8")) for path in GITHUB.glob("workflows/*.yml")}
 
+#: variables of the Makefile with the versions of torch at the ends of what is supported
+ENDS = ("OLDEST", "NEWEST")
+
 in_repository = pytest.mark.skipif(not GITHUB.exists(), reason="an sdist has no workflows")
 
 
@@ -48,17 +51,21 @@ class TestWorkflows:
         minor = [int(version.partition(".")[2]) for version in pythons()]
         assert minor == list(range(minor[0], minor[-1] + 1))
 
-    def test_the_oldest_torch_and_python_are_tested_too(self):
-        (oldest,) = WORKFLOWS["tests.yml"]["jobs"]["test"]["strategy"]["matrix"]["include"]
-        (torch,) = PROJECT["dependencies"]
-        assert oldest["python"] == pythons()[0]
-        assert torch == f"torch>={oldest['torch'].removesuffix('.0')}"
+    def test_the_oldest_and_the_newest_torch_are_tested_too(self):
+        job = WORKFLOWS["tests.yml"]["jobs"]["versions"]
+        found = {entry["version"]: entry["python"] for entry in job["strategy"]["matrix"]["include"]}
+        assert found == {"oldest": pythons()[0], "newest": pythons()[-1]}
+        assert job["steps"][-1]["run"] == "make test-versions VERSIONS=${{ matrix.version }}"
+
+    def test_only_platforms_that_are_not_promised_may_fail(self):
+        jobs = WORKFLOWS["tests.yml"]["jobs"]
+        assert [name for name, job in jobs.items() if job.get("continue-on-error")] == ["platforms"]
 
     @pytest.mark.parametrize("name", ["tests.yml", "docs.yml", "dist.yml", "release.yml"])
     def test_they_do_what_make_does_and_may_do_no_more_than_they_need(self, name):
         workflow = WORKFLOWS[name]
         assert workflow["permissions"] == {"contents": "read"}
-        targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+        targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
         if not (ROOT / "mkdocs.yml").exists():
             targets.add("docs")
         for job in workflow["jobs"].values():
@@ -66,7 +73,7 @@ class TestWorkflows:
             for step in job.get("steps", []):
                 if "uses" in step:
                     assert re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v\d+)", step["uses"])
-                for target in re.findall(r"\bmake (\w+)", step.get("run", "")):
+                for target in re.findall(r"\bmake ([\w-]+)", step.get("run", "")):
                     assert target in targets
             if "uses" in job:
                 called = WORKFLOWS[Path(job["uses"]).name]
@@ -185,6 +192,18 @@ class TestWheel:
                     new.writestr(name, old.read(name))
         with pytest.raises(self.check.WrongError, match=r"missing \['psgd/py.typed'\]"):
             self.check.check_wheel(path)
+
+
+def test_the_oldest_torch_that_is_tested_is_the_oldest_that_is_allowed():
+    """The newest is one that the constraint of ``make test`` does not exceed."""
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    oldest, newest = (re.search(rf"^{name} := ([\d.]+)$", makefile, flags=re.MULTILINE)[1] for name in ENDS)
+    assert PROJECT["dependencies"] == [f"torch>={oldest.removesuffix('.0')}"]
+    (pinned,) = re.findall(r"^torch==([\d.]+)$", (ROOT / "constraints.txt").read_text("utf-8"), flags=re.MULTILINE)
+    assert [oldest, pinned, newest] == sorted([newest, pinned, oldest], key=lambda text: [*map(int, text.split("."))])
+    page = (ROOT / "docs" / "everyday.md").read_text("utf-8")
+    assert f"torch {oldest} and {newest}" in page
+    assert f"torch {pinned}" in page
 
 
 def test_make_names_all_its_targets():

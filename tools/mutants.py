@@ -1180,7 +1180,7 @@ MUTANTS = [
     ),
     *of(
         "minimizing/descent.py",
-        "minimizing/test_minimize.py::test_more_elements_than_a_dense_q_is_for_get_conjugate_directions",
+        "minimizing/test_descent.py",
         ("the wrong conjugate direction", "- 2 * stretch * float(g.dot(d))", "+ 2 * stretch * float(g.dot(d))"),
     ),
     *of(

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from psgd.bench import peers
-from psgd.bench.isolate import MissingPackageError
+from psgd.bench.isolate import MissingPackageError, SkippedError
 
-TORCHS = [peer for peer in peers.PEERS.values() if peer.package is None]
+HAS_MUON = hasattr(torch.optim, "Muon")  # from torch 2.9 on
+TORCHS = [peer for peer in peers.PEERS.values() if peer.package is None and (HAS_MUON or peer.name != "Muon")]
 OTHERS = [peer for peer in peers.PEERS.values() if peer.package is not None]
 
 
@@ -59,6 +60,7 @@ def test_variants_of_ours_differ():
     assert len({peer.name for peer in (*peers.OURS, *peers.PEERS.values())}) == len(peers.OURS) + len(peers.PEERS)
 
 
+@pytest.mark.skipif(not HAS_MUON, reason="this torch has no Muon")
 def test_muon_is_for_hidden_matrices_and_adamw_for_the_rest():
     embedding, hidden, bias = (torch.randn(*shape).requires_grad_() for shape in ((9, 4), (4, 4), (4,)))
     optimizer = peers.PEERS["Muon"].optimizer([embedding, hidden, bias], hidden=[hidden])
@@ -75,6 +77,12 @@ def test_muon_is_for_hidden_matrices_and_adamw_for_the_rest():
     optimizer.zero_grad()
     assert hidden.grad is None
     assert len(peers.PEERS["Muon"].optimizer([bias]).param_groups) == 1
+
+
+def test_an_old_torch_has_no_muon(monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    with pytest.raises(SkippedError, match=r"needs torch 2\.9"):
+        peers.PEERS["Muon"].optimizer([torch.zeros(3, 2, requires_grad=True)])
 
 
 def test_choosing():

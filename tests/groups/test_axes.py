@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from psgd.groups.axes import multiply_axes, multiply_axis
+from psgd.groups.axes import lower, multiply_axes, multiply_axis
 
 AXES = {0: "bij,bjkl->bikl", 1: "bij,bkjl->bkil", 2: "bij,bklj->bkli"}
 
@@ -28,3 +30,13 @@ def test_matrices_multiply_one_after_the_other():
     v, A, B = (torch.randn(2, *shape, dtype=torch.float64) for shape in [(3, 4), (3, 3), (4, 4)])
     torch.testing.assert_close(multiply_axes([(A, 0), (B, 1)], v), A @ v @ B.mT)
     torch.testing.assert_close(multiply_axes([(B, 1), (B.mT, 1)], v), v @ B.mT @ B)
+
+
+def test_estimates_are_rounded_where_torch_says_that_products_are(monkeypatch):
+    """Torch before 2.9 does not say it in this way, and estimates keep their dtype."""
+    devices, dtypes = ("cpu", "cuda"), (torch.float32, torch.float64)
+    rounded = {}
+    for name, settings in {"new": SimpleNamespace(fp32_precision="tf32"), "old": SimpleNamespace()}.items():
+        monkeypatch.setattr(torch.backends.cuda, "matmul", settings)
+        rounded[name] = [(d, t) for d in devices for t in dtypes if lower(torch.device(d), t) != t]
+    assert rounded == {"new": [("cuda", torch.float32)], "old": []}

@@ -149,7 +149,7 @@ def test_more_elements_than_a_dense_q_is_for_get_conjugate_directions():
     result = minimize(lambda x: (scale * (x - 1) ** 2).sum() + (x - 1).sum() ** 2, x0)
     assert result.success
     assert result.fun <= 1e-8
-    assert result.nit < 500
+    assert result.nit < 1000  # from 330 to 690, if rounding differs
     matrix = torch.ones(40, 20, dtype=torch.float64)
     left, right = (torch.diag(torch.logspace(-0.25, 0.25, n, dtype=torch.float64)) for n in (40, 20))
     result = minimize(lambda x: (left @ (x - 2) @ right).square().sum(), matrix)

@@ -48,6 +48,7 @@ def test_as_one_process(ranks, size, kind, probe):
                 assert all(torch.equal(mine[name], first[name]) for name in first)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.8", reason="backward of such a model fails in torch on a CPU")
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("probe", PROBES)
 def test_copies_of_divided_parameters(ranks, size, probe):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import PSGD, Kronecker, Whitening
-from .isolate import MissingPackageError
+from .isolate import MissingPackageError, SkippedError
 
 
 class Steps(Protocol):
@@ -144,6 +144,8 @@ def rmsprop(params: Sequence[Tensor], hidden: Sequence[Tensor], lr: float) -> St
 
 def muon(params: Sequence[Tensor], hidden: Sequence[Tensor], lr: float) -> Steps:
     """Muon for the hidden matrices, with steps as long as those of AdamW, and AdamW for the rest."""
+    if not hasattr(torch.optim, "Muon"):
+        raise SkippedError("skipped: torch.optim.Muon needs torch 2.9 or newer")
     chosen = {id(p) for p in hidden}
     rest = [p for p in params if id(p) not in chosen]
     parts: list[Steps] = []

@@ -102,8 +102,9 @@ def low_dtype(v: Tensor) -> torch.dtype:
 
 
 def lower(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    # Other ways to ask for it raise, where it was set by yet another one.
-    rounded = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    # Other ways to ask for it raise, where it was set by yet another one. Torch before 2.9 does not have this one, and
+    # torch before 2.8 no products that are more precise than their factors: there estimates keep their dtype.
+    rounded = device.type == "cuda" and getattr(torch.backends.cuda.matmul, "fp32_precision", None) == "tf32"
     return torch.bfloat16 if rounded and dtype == torch.float32 else dtype
 
 

@@ -24,13 +24,15 @@ def not_compiled(reason: str) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         @cache
         def disabled() -> Any:
-            return torch.compiler.disable(function, reason=reason)
+            return torch.compiler.disable(function)
 
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             return disabled()(*args, **kwargs)
 
-        run._torchdynamo_disable = True  # type: ignore[attr-defined] # by this name the compiler asks for it
+        # The compiler asks for these two by name. `disable(reason=…)` would set the second, but is not in torch 2.7.
+        run._torchdynamo_disable = True  # type: ignore[attr-defined]
+        run._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
         return run  # type: ignore[return-value]
 
     return decorate

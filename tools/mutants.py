@@ -1024,6 +1024,10 @@ MUTANTS = [
             "            pass\n",
         ),
         ("the spectrum of a vector", "white = n**0.5 + (stack.blocks[0].numel / n) ** 0.5", "white = n**0.5"),
+    ),
+    *of(
+        "engine/bucket.py",
+        "laws/test_trust.py::test_nor_in_the_first_steps_when_the_average_is_young",
         ("the divisor is forgotten", "else norm.to(self.dtype) / divisor", "else norm.to(self.dtype)"),
     ),
     *of(

@@ -14,9 +14,12 @@ from psgd.groups.triangular import descend_rank_two_
 @pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 200])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("block_rows", [None, 8, 16, 300])
-@pytest.mark.parametrize("parallel", [False, True])
-def test_blocked_update_is_the_product(n, batch, block_rows, parallel, monkeypatch):
-    if parallel:  # what is done on a GPU
+@pytest.mark.parametrize("way", ["few products", "from below", "side by side"])
+def test_blocked_update_is_the_product(n, batch, block_rows, way, monkeypatch):
+    """As for small and for large matrices on a CPU, and as on a GPU."""
+    if way != "few products":
+        monkeypatch.setattr(triangular, "SMALL", 0)
+    if way == "side by side":
 
         def side_by_side(Q, U, W, scale, bs):
             for q, u, w, s in zip(Q, U, W, scale, strict=True):

@@ -175,7 +175,7 @@ recipes = pytest.mark.parametrize(
         {"lr": 3e-3, "probe": Whitening(of_average=False)},
         {"lr": 3e-3, "probe": Whitening(), "preconditioner": Dense()},
         {"lr": 0.05},
-        {"lr": 0.05, "momentum": 0.9},
+        {"lr": 0.05, "momentum": 0.0, "clip_steps": math.inf},
         {"lr": 0.05, "preconditioner": Dense()},
     ],
     ids=lambda options: "-".join(f"{k}={v}" for k, v in options.items()),
@@ -398,3 +398,23 @@ def test_a_step_is_not_long_along_a_direction_that_a_diagonal_factor_leaves(max_
         norms.append(float(torch.linalg.matrix_norm(theta.detach() - before, 2)))
     limit = 2 * 1.1 * (20**0.5 + 80**0.5)
     assert 0.8 * limit < max(norms) < 1.05 * limit
+
+
+@pytest.mark.parametrize("update_every", [1, 1000])
+def test_nor_in_the_first_steps_when_the_average_is_young(update_every: int):
+    """An average of few gradients is divided by the sum of its weights, and so is its spectral norm."""
+    torch.manual_seed(0)
+    common = torch.randn(20, 1) @ torch.randn(1, 80)
+    theta = nn.Parameter(torch.zeros(20, 80))
+    # with a step size of nearly zero Q stays as it starts
+    options = {
+        "preconditioner": Kronecker(30),
+        "update_every": update_every,
+        "precond_lr": 1e-6,
+    }  # Q stays as it starts
+    optimizer = PSGD([theta], 1.0, probe=Whitening(), **options)
+    for _ in range(5):
+        theta.grad = common + 0.1 * torch.randn(20, 80)
+        before = theta.detach().clone()
+        optimizer.step()
+        assert torch.linalg.matrix_norm(theta.detach() - before, 2) < 1.05 * 2 * 1.1 * (20**0.5 + 80**0.5)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from psgd import PSGD, FiniteDifference, HessianVector, Whitening
+from psgd import PSGD, FiniteDifference, HessianVector, Kronecker, Whitening
 from psgd.groups import Structure
 from psgd.probes import Probe
 from tests.cases import STRUCTURES
@@ -99,3 +99,15 @@ def test_a_Q_that_has_moved_keeps_its_bits(structure):
 def test_init_is_one_of_two_words():
     with pytest.raises(ValueError, match="init='eye': PSGD wants 'scaled' or 'identity'"):
         PSGD([torch.ones(2, requires_grad=True)], init="eye")
+
+
+@pytest.mark.parametrize("structure", [Kronecker(), Kronecker(max_dense=4), Kronecker(max_dense=0)], ids=str)
+def test_the_first_whitened_step_is_of_size_one(structure):
+    """Without a limit that would make it so: ``P = √n / ‖g‖ · I`` for ``n`` elements, whatever their size."""
+    for shape in ((3, 2), (6, 30)):
+        theta = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+        options = {"max_rms": math.inf, "precond_lr": 1e-6}  # with a step size of nearly zero Q stays as it starts
+        optimizer = PSGD([theta], 1.0, probe=Whitening(), preconditioner=structure, **options)
+        theta.grad = 1e3 * torch.randn(shape, dtype=torch.float64)
+        optimizer.step()
+        assert theta.square().mean().sqrt().item() == pytest.approx(1, rel=1e-3)

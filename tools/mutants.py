@@ -130,7 +130,7 @@ MUTANTS = [
         "test_tangent.py",
         (
             "the largest of the longest is the largest of all",
-            "return found if seen(found >= lengths[:, 0] * lengths[:, -1]) else None",
+            "return found if bool((found >= lengths[:, 0] * lengths[:, -1]).all()) else None",
             "return found",
         ),
     ),

@@ -31,8 +31,8 @@ def whiten(
         lr: learning rate; by default 0.001
         weight_decay: decoupled weight decay of matrices and larger arrays. Biases and the scales of normalisations do
             not decay, except for the biases of recurrent layers, which form one block with the weights.
-        max_dense: length of the longest axis with a dense factor, see ``Kronecker``. The row axis of an embedding has a
-            diagonal factor if the embedding has more rows than columns.
+        max_dense: length of the longest axis with a dense factor, 2048 by default, see ``Kronecker``. The row axis of
+            an embedding has a diagonal factor if the embedding has more rows than columns.
         options: further options of ``PSGD``
 
     >>> from torch import nn

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .ops.look import seen
+from .ops.look import can_look, seen
 from .ops.power import power_iteration
 
 #: number of rows of ``S`` handled at a time: large enough for fast products, small enough to stay in a cache
@@ -102,14 +102,16 @@ class Tangent:
         """The largest ``|S_ij|``; as ``S`` is symmetric, also the largest of its upper triangle."""
         if self._formed is not None:
             return largest(self._formed)
-        if self.columns == 1 and self.rows > LONGEST and (found := self._max_abs_of_longest()) is not None:
-            return found
+        if looks_at_longest(self.x.device, self.rows, self.columns):
+            found = self._max_abs_of_longest()
+            if found is not None:
+                return found
         size = rows_at_once(self.x.device, self.rows)
         starts = range(0, self.rows, size)
         return torch.stack([largest(self.upper(i, min(i + size, self.rows))) for i in starts]).amax(0)
 
     def _max_abs_of_longest(self) -> Tensor | None:
-        """The largest ``|S_ij|`` for vectors, from O(n) work on a CPU; None if the host cannot see that it is right.
+        """The largest ``|S_ij|`` for vectors, from O(n) work; None if it may be another one. The host looks at it.
 
         ``S_ij = x_i y_j + y_i x_j`` is at most ``r_i r_j``, where ``r_i`` is the length of ``(x_i, y_i)``. So with the
         longest k of these, the largest element among them is the largest of all if it is at least ``r_1 r_k``.
@@ -118,7 +120,7 @@ class Tangent:
         lengths, longest = torch.hypot(x, y).topk(LONGEST)
         x, y = x.gather(1, longest)[:, :, None], y.gather(1, longest)[:, :, None]
         found = largest(torch.baddbmm(x @ y.mT, y, x.mT))
-        return found if seen(found >= lengths[:, 0] * lengths[:, -1]) else None
+        return found if bool((found >= lengths[:, 0] * lengths[:, -1]).all()) else None
 
     def max_diag(self) -> Tensor:
         return self.diagonal().abs().amax(-1)
@@ -158,6 +160,11 @@ class DiagonalTangent:
 def is_formed(rows: int, columns: int) -> bool:
     """Whether ``S`` is formed as a whole, for a pair with these numbers of rows and columns."""
     return columns > 1 and rows <= max(columns, 2 * BLOCK_ROWS)
+
+
+def looks_at_longest(device: torch.device, rows: int, columns: int) -> bool:
+    """Whether the largest ``|S_ij|`` is first looked for among the ``LONGEST`` elements of vectors."""
+    return columns == 1 and rows > LONGEST and can_look(device)
 
 
 def steps_down(n: int, rows: int = BLOCK_ROWS, power: int = 1) -> int:
@@ -202,7 +209,7 @@ def _scale_to_one_(v: Tensor) -> Tensor:
     size = largest(v)
     usable = (size > 0) & torch.isfinite(size)
     shape = (-1, *[1] * (v.ndim - 1))
-    if seen(usable):
+    if seen(v.device, lambda: usable):
         v.div_(size.view(shape))
         return usable
     v.div_(torch.where(usable, size, 1.0).view(shape)).masked_fill_(~usable.view(shape), 0)

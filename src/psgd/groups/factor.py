@@ -134,7 +134,7 @@ class LeftFactor(Factor):
         new = old * (1 - step[:, None] * projected.diagonal())
         size = torch.stack([largest(buffer) for buffer in self.buffers().values()]).amax(0)
         scale = torch.ones_like(size)
-        if not seen(size <= limit):
+        if not seen(size.device, lambda: size <= limit):
             scale = torch.where(usable & (size > limit), (limit / size).log2().floor().exp2(), scale)
         self.descend_off_diagonal_(projected, step[:, None, None], scale[:, None, None])
         self.set_diagonal_((new * scale[:, None]).clamp_min(float(torch.finfo(new.dtype).max) ** -0.375))

@@ -119,7 +119,8 @@ class Group:
 
     def seen_started(self) -> bool:
         """Whether the host knows, without waiting for the device, that no ``Q`` is the identity any more."""
-        return seen(self.factors[0].diagonal()[:, 0] != 1)
+        first = self.factors[0].diagonal()[:, 0]
+        return seen(first.device, lambda: first != 1)
 
     def limit(self, dtype: torch.dtype) -> float:
         """Largest element that a factor may have so that ``P`` and ``P⁻¹`` stay well inside the number format."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..ops import triangular as parallel
 from ..ops.look import seen
-from ..tangent import BLOCK_ROWS, LONGEST, Tangent, is_formed, rows_at_once, steps_down
+from ..tangent import BLOCK_ROWS, LONGEST, Tangent, is_formed, looks_at_longest, rows_at_once, steps_down
 from .base import Group, LeftFactor, Structure
 from .factor import normal_like
 
@@ -73,7 +73,7 @@ class Triangular(LeftFactor):
         if columns == 1:
             rows, at_once = _block_rows(self.full.device, n)
             rows = min(rows, n)
-            looks = self.full.device.type == "cpu" and n > LONGEST
+            looks = looks_at_longest(self.full.device, n, columns)
             step = 4 * (LONGEST**2 if looks else steps_down(n, rows_at_once(self.full.device, n)))
             step += (8 + 2 * rows) * steps_down(n, at_once) + 4 * rows * n
         else:
@@ -165,7 +165,7 @@ def _side_by_side_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int, at_o
         below[start:stop, :, start * bs :] = w[start:stop] @ rows[start:stop, :, start * bs :]
     below[blocks] = W[:, last:] @ Q[last:]
     below = below.flip(0).cumsum_(0).flip(0)[1:]
-    change, is_one = torch.cat([within, u], -1) * scale, seen(scale == 1)
+    change, is_one = torch.cat([within, u], -1) * scale, seen(scale.device, lambda: scale == 1)
     for start, stop in pairwise(ends):
         part = rows[start:stop, :, start * bs :]
         old = torch.cat([part, below[start:stop, :, start * bs :]], 1)

@@ -6,6 +6,8 @@ there, and the work is done.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,11 @@ def can_look(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def seen(flags: Tensor) -> bool:
-    """Whether the host sees, without waiting, that all flags are true."""
-    return can_look(flags.device) and bool(flags.all())
+def seen(device: torch.device, flags: Callable[[], Tensor]) -> bool:
+    """Whether the host sees, without waiting, that all flags are true.
+
+    Args:
+        device: device of the flags
+        flags: computes the flags; not called if the host cannot look at them
+    """
+    return can_look(device) and bool(flags().all())

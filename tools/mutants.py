@@ -402,6 +402,25 @@ MUTANTS = [
         ("the sides of a difference have the wrong size", "y.mul_(0.5)", "y.mul_(1.0)"),
     ),
     *of(
+        "groups/near_symmetric.py",
+        "groups/test_pooled.py::test_a_thin_step_is_that_of_the_tangent_it_does_not_form",
+        ("a thin step without the transpose", "torch.bmm(a.mT, low(Q))", "torch.bmm(a.mT, low(Q.mT))"),
+    ),
+    *of(
+        "groups/pooled.py",
+        "groups/test_pooled.py::test_a_weight_divides_the_gradient",
+        ("no weight divides a gradient that has thin factors alone", "g = g / along(", "g = g * along("),
+    ),
+    *of(
+        "groups/pooled.py",
+        "groups/test_pooled.py::test_what_is_returned_is_of_before_the_step",
+        (
+            "Q Qᵀ instead of Qᵀ Q for thin factors",
+            "for each in ((Q, axis), (Q.mT, axis))",
+            "for each in ((Q.mT, axis), (Q, axis))",
+        ),
+    ),
+    *of(
         "groups/pooled.py",
         "groups/test_pooled.py::test_a_weight_divides_the_gradient",
         ("a weight multiplies", "mine[smallest] / along(", "mine[smallest] * along("),
@@ -409,8 +428,8 @@ MUTANTS = [
     *of(
         "groups/inverse_free.py",
         "groups/test_inverse_free.py::test_chores_take_turns",
-        ("damping has half its variance", "damping=2**0.5 * (kind % 2)", "damping=1.0 * (kind % 2)"),
-        ("long steps are not tidied up after", "kind == 0 or lr > SHORT", "kind == 0"),
+        ("damping has too small a variance", "damping=KINDS**0.5 * complete", "damping=1.0 * complete"),
+        ("long steps are not tidied up after", "tidy=complete or lr > SHORT", "tidy=complete"),
     ),
     *of(
         "groups/inverse_free.py",
@@ -802,6 +821,7 @@ MUTANTS = [
         "ops/factors.py",
         "ops/test_factors.py",
         ("a step of zero is one", "torch.where(step > 0,", "torch.where(step >= 0,"),
+        ("a diagonal is added to the change", "unsqueeze(2).to(Q.dtype), value=-1", "unsqueeze(2).to(Q.dtype), value=1"),
         ("the asymmetry has the wrong sign", "return Q - Q.mT", "return Q.mT - Q"),
     ),
     # Engine.

@@ -13,7 +13,7 @@ from psgd.engine.bucket import Bucket
 from psgd.engine.direction import Room
 from psgd.engine.part import MostOfBucket, SomeOfBucket, having
 from psgd.engine.tensors import Tensors
-from psgd.groups import Structure
+from psgd.groups import Structure, pool
 from psgd.groups.base import Preconditioned
 from psgd.groups.pooled import Pooled
 
@@ -283,6 +283,15 @@ def test_factors_of_a_bucket_lie_side_by_side():
     buckets = store_of(params).buckets(everything(params))
     assert len(buckets) == 2
     assert not any(pool.copied for bucket in buckets for pool in bucket.Q.pools)
+
+
+def test_thin_factors_lie_side_by_side_even_among_others_of_their_size(monkeypatch):
+    monkeypatch.setattr(pool, "THIN", 8)
+    params = [nn.Parameter(torch.zeros(shape)) for shape in [(8, 8), (8, 3), (8, 9), (2, 8), (8, 7)]]
+    (bucket,) = store_of(params).buckets(everything(params))
+    eights = [each for each in bucket.Q.pools if each.Q.shape[1:] == (8, 8)]
+    assert sorted((each.thin, len(each.Q)) for each in eights) == [(False, 4), (True, 2)]
+    assert not any(each.copied for each in bucket.Q.pools)
 
 
 def test_a_bucket_has_blocks_of_one_param_group():

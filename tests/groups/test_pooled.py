@@ -13,6 +13,7 @@ from torch import Tensor
 
 from psgd import Kronecker, c2, c3
 from psgd.criteria import Criterion
+from psgd.groups import pool
 from psgd.groups.base import Scaled
 from psgd.groups.inverse_free import InverseFree
 from psgd.groups.near_symmetric import NearSymmetric, safe
@@ -27,6 +28,14 @@ YES, NO = torch.tensor(True), torch.tensor(False)
 ALL = torch.ones(9, dtype=torch.bool)
 #: several shapes, with factors of equal and different sizes and both kinds
 BUCKET = [Case((4, 3)), Case((3, 4)), Case((4,)), Case((2, 3, 4)), Case((3, 7), Kronecker(max_dense=3)), Case((1,))]
+BUCKET += [Case((9, 4)), Case((2, 4)), Case((4, 9))]
+
+
+@pytest.fixture(autouse=True, params=[pool.THIN, 2], ids=["whole", "thin"])
+def thin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether small factors, too, are moved without forming their tangent; every law holds for both."""
+    monkeypatch.setattr(pool, "THIN", request.param)
+    return request.param == 2
 
 
 def one_by_one(group: InverseFree) -> list[InverseFree]:
@@ -50,7 +59,8 @@ def tangents_of(criterion: Criterion, groups: list[InverseFree], pairs: list[Ten
 
 @pytest.mark.parametrize("tidy", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_together_equals_each_alone(tidy: bool, weighted: bool):
+def test_together_equals_each_alone(tidy: bool, weighted: bool, thin: bool):
+    damping = 0.0 if thin else 0.1
     stacks = [case.group(batch=1 + i % 3, seed=i, asymmetry=0.05) for i, case in enumerate(BUCKET)]
     gs = [case.vectors(1, batch=1 + i % 3, seed=10 + i)[0] for i, case in enumerate(BUCKET)]
     count = sum(map(len, gs))
@@ -58,7 +68,7 @@ def test_together_equals_each_alone(tidy: bool, weighted: bool):
     weight = torch.linspace(0.5, 2.0, count, dtype=torch.float64) if weighted else None
     alone = [group for stack in stacks for group in one_by_one(stack)]
     blocks = [block[None] for g in gs for block in g]
-    whitened = Pooled(stacks).whiten_(gs, lr, 0.1, YES, weight, tidy=tidy)
+    whitened = Pooled(stacks).whiten_(gs, lr, damping, YES, weight, tidy=tidy)
     lengths = whitened.length
     assert not gs
     assert lengths.shape == (count,)
@@ -67,7 +77,7 @@ def test_together_equals_each_alone(tidy: bool, weighted: bool):
     new = [group for stack in stacks for group in one_by_one(stack)]
     for i, (group, g) in enumerate(zip(alone, blocks, strict=True)):
         v, length = whiten_(
-            group, g, lr[i].item(), 0.1, weight=None if weight is None else weight[i : i + 1], tidy=tidy
+            group, g, lr[i].item(), damping, weight=None if weight is None else weight[i : i + 1], tidy=tidy
         )
         torch.testing.assert_close(results[i], v, **EXACT)
         torch.testing.assert_close(lengths[i : i + 1], length, **EXACT)
@@ -219,11 +229,11 @@ def test_the_tangent_is_the_expectation_of_sampled_ones(case: Case):
 
 
 @cases
-def test_what_is_returned_is_of_before_the_step(case: Case):
+def test_what_is_returned_is_of_before_the_step(case: Case, thin: bool):
     group, (g,) = case.group(batch=3), case.vectors(1, batch=3)
     right = flatten(group.precondition(g))
     start = g.clone()
-    v, length = whiten_(group, g, 0.5, 0.1)
+    v, length = whiten_(group, g, 0.5, 0.0 if thin else 0.1)
     torch.testing.assert_close(flatten(v), right, **EXACT)
     torch.testing.assert_close(length, right.norm(dim=1), **EXACT)
     assert not torch.allclose(flatten(group.precondition(g)), right)
@@ -233,11 +243,12 @@ def test_what_is_returned_is_of_before_the_step(case: Case):
 
 @pytest.mark.parametrize("tidy", [False, True])
 @cases
-def test_a_weight_divides_the_gradient(case: Case, tidy: bool):
+def test_a_weight_divides_the_gradient(case: Case, tidy: bool, thin: bool):
+    damping = 0.0 if thin else 0.2
     plain, weighted, (g,) = case.group(batch=2), case.group(batch=2), case.vectors(1, batch=2)
     weight = torch.tensor([0.1, 3.0], dtype=torch.float64)
-    right, right_length = whiten_(plain, g / weight.view(2, *[1] * len(case.shape)), 0.3, 0.2, tidy=tidy)
-    v, length = whiten_(weighted, g, 0.3, 0.2, weight=weight, tidy=tidy)
+    right, right_length = whiten_(plain, g / weight.view(2, *[1] * len(case.shape)), 0.3, damping, tidy=tidy)
+    v, length = whiten_(weighted, g, 0.3, damping, weight=weight, tidy=tidy)
     torch.testing.assert_close(v, right, **EXACT)
     torch.testing.assert_close(length, right_length, **EXACT)
     torch.testing.assert_close(weighted.dense(), plain.dense(), **EXACT)
@@ -245,8 +256,8 @@ def test_a_weight_divides_the_gradient(case: Case, tidy: bool):
 
 @pytest.mark.parametrize("asymmetry", [0.0, 0.1])
 @pytest.mark.parametrize("tidy", [False, True])
-@pytest.mark.parametrize("case", [Case((6,)), Case((4, 3)), *CASES[9:12]], ids=str)
-def test_what_is_not_usable_changes_no_bit(case: Case, tidy: bool, asymmetry: float):
+@pytest.mark.parametrize("case", [Case((6,)), Case((4, 3)), *CASES[9:12], Case((8, 3))], ids=str)
+def test_what_is_not_usable_changes_no_bit(case: Case, tidy: bool, asymmetry: float, thin: bool):
     gradients = {
         "ordinary": (case.vectors(1)[0], NO),
         "nan": (torch.full((1, *case.shape), torch.nan, dtype=torch.float64), NO),
@@ -258,8 +269,36 @@ def test_what_is_not_usable_changes_no_bit(case: Case, tidy: bool, asymmetry: fl
     for name, (g, ok) in gradients.items():
         group = case.group(asymmetry=asymmetry)
         before = copies(group)
-        whiten_(group, g, 0.5, 0.1, ok=ok, tidy=tidy)
+        whiten_(group, g, 0.5, 0.0 if thin else 0.1, ok=ok, tidy=tidy)
         assert all(torch.equal(a, b) for a, b in zip(copies(group), before, strict=True)), name
+
+
+def test_a_thin_step_is_that_of_the_tangent_it_does_not_form(monkeypatch: pytest.MonkeyPatch):
+    """Also if some slices have no gradient. Its length is another estimate of the same norm."""
+    groups = [case.group(batch=2, seed=i, asymmetry=0.1) for i, case in enumerate(BUCKET)]
+    gs = [case.vectors(1, batch=2, seed=10 + i)[0] for i, case in enumerate(BUCKET)]
+    support = [[torch.ones(2, n, dtype=torch.float64) for n in group.dims] for group in groups]
+    for slices, g in zip(support, gs, strict=True):
+        if slices[0].shape[1] > 1:
+            slices[0][1, -1] = 0
+            g.view(2, slices[0].shape[1], -1)[1, -1] = 0
+    weight = torch.linspace(0.5, 2.0, 2 * len(BUCKET), dtype=torch.float64)
+    before = [copies(group) for group in groups]
+    changes = []
+    for least in (2, 10**9):
+        monkeypatch.setattr(pool, "THIN", least)
+        some = [group.bind({k: b.clone() for k, b in group.buffers().items()}) for group in groups]
+        pooled = Pooled(some)
+        assert any(each.thin for each in pooled.pools) == (least == 2)
+        pooled.whiten_(list(gs), 0.1, 0.0, YES, weight, tidy=False, support=support)
+        new = [copies(group) for group in some]
+        changes.append([a - b for each in zip(new, before, strict=True) for a, b in zip(*each, strict=True)])
+    for thin, whole in zip(*changes, strict=True):
+        for a, b in zip(thin, whole, strict=True):
+            assert torch.linalg.vector_norm(a) > 0
+            ratio = torch.linalg.vector_norm(a) / torch.linalg.vector_norm(b)
+            torch.testing.assert_close(a, ratio * b, **EXACT)
+            assert 0.7 < ratio < 1.4
 
 
 def test_useless_blocks_do_not_disturb_the_others():

@@ -76,6 +76,23 @@ def test_factors_descend_unless_their_step_is_zero(device, dtype, n):
 
 
 @devices
+@dtypes
+@pytest.mark.parametrize("each", [1, 70])
+def test_a_diagonal_is_subtracted_from_the_change(device, dtype, each):
+    """``Q ← Q − step · (change − D Q)``, where ``D`` is one number for a matrix, or one for each row."""
+    Q, change = on(device, 3, 70, 70, dtype=dtype), on(device, 3, 70, 70, dtype=dtype, seed=1)
+    diagonal = on(device, 3, each, seed=2)
+    step = torch.tensor([0.1, 0.0, 0.3], device=device)
+    before = Q.clone()
+    D = diagonal.double().expand(3, 70).diag_embed()
+    expected = (Q.double() - step.double().view(-1, 1, 1) * (change.double() - D @ Q.double())).to(dtype)
+    kernels.descend_(Q, change, step, diagonal)
+    assert torch.equal(Q[1], before[1])
+    tolerance = {"rtol": 0.02, "atol": 0.02} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(Q[::2], expected[::2], **tolerance)
+
+
+@devices
 def test_a_coarse_change_leaves_q_as_precise_as_it_is(device):
     Q, change = on(device, 2, 8, 8), on(device, 2, 8, 8, dtype=torch.bfloat16, seed=1)
     expected = Q - 1e-4 * change.float()

@@ -46,13 +46,14 @@ class AllFactors:
 
     def __init__(self, groups: Sequence[InverseFree], counts: Sequence[int]) -> None:
         self.groups, self.counts = groups, counts
-        members: dict[tuple[int, int], dict[tuple[int, int], Tensor]] = {}
+        members: dict[tuple[int, int, bool], dict[tuple[int, int], Tensor]] = {}
         for g, group in enumerate(self.groups):
             for axis, factor in enumerate(group.factors):
                 tensor = factor_tensor(factor)
-                members.setdefault((tensor.ndim, tensor.shape[1]), {})[g, axis] = tensor
+                members.setdefault((tensor.ndim, tensor.shape[1], group.is_thin(axis)), {})[g, axis] = tensor
         # The largest first: of branches that run beside each other, the first has the memory of what came before.
-        self.pools = sorted(map(Pool, members.values()), key=lambda pool: -pool.Q.nbytes)
+        pools = [Pool(of_one_kind, thin) for (_, _, thin), of_one_kind in members.items()]
+        self.pools = sorted(pools, key=lambda pool: -pool.Q.nbytes)
         like = self.pools[0].Q
         #: dtype of the numbers for each factor
         self.wide = torch.promote_types(like.dtype, torch.float32)

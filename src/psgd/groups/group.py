@@ -7,7 +7,7 @@ axis of its block. A factor knows how a single matrix is stored; ``Group`` knows
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -169,6 +169,10 @@ class Group:
             for axis, factor in enumerate(self.factors)
             for part, buffer in factor.buffers().items()
         }
+
+    def kind(self, name: str) -> Hashable:
+        """Key of a buffer: buffers of one shape with the same key are handled together, and lie side by side."""
+        return name.partition("_")[2]
 
     def fault(self) -> tuple[Sequence[str], str] | None:
         """Names of buffers that are finite but from which fitting cannot continue, and why; see ``Factor.fault``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from .axes import along, multiply_axes
 from .base import Group
 from .diagonal import DiagonalFactor
 from .near_symmetric import NearSymmetric
+from .pool import is_thin
 from .pooled import Pooled
 
 #: number of kinds of updates, which take turns, see ``Chores``
@@ -36,12 +38,12 @@ class Chores(NamedTuple):
 
     @classmethod
     def of(cls, number: int, lr: float) -> Chores:
-        """One of ``KINDS`` updates tidies up, and every second one has twice the variance of the damping.
+        """One of ``KINDS`` updates tidies up, and has ``KINDS`` times the variance of the damping.
 
         All tidy up where their steps are longer than ``SHORT``: a ``Q`` far from symmetry loses directions for good.
         """
-        kind = number % KINDS
-        return cls(tidy=kind == 0 or lr > SHORT, damping=2**0.5 * (kind % 2))
+        complete = number % KINDS == 0
+        return cls(tidy=complete or lr > SHORT, damping=KINDS**0.5 * complete)
 
     @classmethod
     def all(cls) -> Chores:
@@ -70,6 +72,14 @@ class InverseFree(Group):
         """The first axis with a diagonal factor, if there are other axes."""
         diagonals = [i for i, factor in enumerate(self.factors) if isinstance(factor, DiagonalFactor)]
         return diagonals[0] if diagonals and len(self.factors) > 1 else None
+
+    def is_thin(self, axis: int) -> bool:
+        """Whether the factor of an axis is dense and sees few columns of a block, see ``pool.is_thin``."""
+        return isinstance(self.factors[axis], NearSymmetric) and is_thin(self.dims[axis], math.prod(self.dims))
+
+    def kind(self, name: str) -> Hashable:
+        axis, _, part = name.removeprefix("Q").partition("_")
+        return part, self.is_thin(int(axis))
 
     def a(self, dgrad: Tensor) -> Tensor:
         return self.precondition(dgrad)
@@ -109,14 +119,11 @@ class InverseFree(Group):
         Pooled([self]).descend_([(tangent, informative)], lr, everywhere)
 
     def flops(self, update_every: int = 1) -> list[float]:
-        """For each factor what a step of one block takes on average where ``Pooled`` whitens it, with c3.
+        """FLOPs of each factor in an average step of one block that ``Pooled`` whitens, with c3.
 
-        A dense factor along an axis of n, of a block of N elements, takes at an update ``4 n³`` for ``P`` and the step
-        of ``Q``, ``4 n N`` for ``P g`` and its Gram matrix, ``4 n²`` for the norm of that, at every second update
-        ``2 n³`` for the damping, and at one of ``KINDS`` as much for turning ``Q`` back. Between updates ``P g`` takes
-        ``2 n N``, and ``P``, found once, ``2 n³``. A diagonal factor has a product and a sum of squares of N elements,
-        ``3 N``, and ``7 n`` for itself; the first one beside others has two power iterations, from two starts, for
-        the spectral norm of the step, ``18 N``.
+        A diagonal factor has a product and a sum of squares of N elements, ``3 N``, and ``7 n`` for itself; the first
+        one beside others has two power iterations, from two starts, for the spectral norm of the step, ``18 N``.
+        Between updates ``P g`` of a dense factor costs ``2 n N``, and ``P``, found once, ``2 n³``.
         """
         numel = math.prod(self.dims)
         between = update_every - 1
@@ -124,13 +131,27 @@ class InverseFree(Group):
         for axis, (n, factor) in enumerate(zip(self.dims, self.factors, strict=True)):
             spectrum = 18 * numel if axis == self.scale_axis else 0
             if isinstance(factor, NearSymmetric):
-                update = 5 * n**3 + 4 * n * numel + 4 * n**2 + 2 * n**3 / KINDS
+                update = self._flops_of_update(axis)
                 precondition = 2 * n**3 * (between > 0) + 2 * n * numel * between
             else:
                 update = 3 * numel + 7 * n + spectrum
                 precondition = (numel + n + spectrum) * between
             each.append((update + precondition) / update_every)
         return each
+
+    def _flops_of_update(self, axis: int) -> float:
+        """FLOPs of an average update of a dense factor along an axis of n, for a block of N elements.
+
+        An update with a tangent of n × n numbers costs ``4 n³`` for ``P`` and the step of ``Q``, ``4 n N`` for ``P g``
+        and its Gram matrix, and ``4 n²`` for the norm of that. A thin factor with c columns needs ``8 n N`` for
+        ``QᵀQ g`` and ``a (aᵀ Q)``, ``2 c N`` for ``aᵀ a``, and ``4 c²`` for the norm of that. One of ``KINDS`` updates
+        has a tangent of n × n numbers anyway, ``2 n³`` for the damping, and as much for turning ``Q`` back.
+        """
+        n, numel = self.dims[axis], math.prod(self.dims)
+        c = numel // n
+        whole = 4 * n**3 + 4 * n * numel + 4 * n**2
+        usual = 8 * n * numel + 2 * c * numel + 4 * c**2 if self.is_thin(axis) else whole
+        return ((KINDS - 1) * usual + whole + 4 * n**3) / KINDS
 
 
 @trial("whitening")

@@ -125,6 +125,20 @@ def move_(Q: Tensor, S: Tensor, step: Tensor, room: Tensor | None = None) -> Non
     descend_(Q, torch.bmm(S, low_Q, out=room), step)
 
 
+def move_along_(Q: Tensor, a: Tensor, step: Tensor, diagonal: Tensor) -> None:
+    """``Q ← Q − step · (a aᵀ − D) Q`` for ``a`` with few columns, without forming ``a aᵀ``.
+
+    With c columns, ``a (aᵀ Q)`` costs ``4 n² c``, where ``a aᵀ`` and its product with ``Q`` cost ``2 n² c + 2 n³``.
+
+    Args:
+        Q: ``(B, n, n)``
+        a: ``(B, n, c)``, rounded as estimates are
+        step: ``(B,)``
+        diagonal: diagonals of ``D``, ``(B, n)`` or ``(B, 1)``
+    """
+    descend_(Q, torch.bmm(a, torch.bmm(a.mT, low(Q))), step, diagonal)
+
+
 def turn_(Q: Tensor, usable: Tensor) -> None:
     """Turn ``Q`` back towards symmetry, where ``usable`` (B).
 

@@ -9,7 +9,20 @@ from torch import Tensor
 
 from .base import Factor
 from .diagonal import DiagonalFactor
-from .near_symmetric import NearSymmetric, move_, safe
+from .near_symmetric import NearSymmetric, move_, move_along_, safe
+
+#: smallest dense factor that can be thin: below, a few large products cost less than many small ones
+THIN = 256
+
+
+def is_thin(n: int, numel: int) -> bool:
+    """Whether a block shows a dense factor so few columns that products with them cost less than n × n matrices.
+
+    Args:
+        n: length of the factor's axis
+        numel: number of elements of the block
+    """
+    return n >= THIN and 2 * numel <= n * n
 
 
 class Pool:
@@ -17,6 +30,7 @@ class Pool:
 
     Args:
         members: for a group and an axis of it the tensor of its factors there
+        thin: whether each of them sees few columns, see ``is_thin``
     """
 
     #: for each factor the index of its block
@@ -26,8 +40,8 @@ class Pool:
     #: ``‖columns · I‖²_F``
     identity: Tensor
 
-    def __init__(self, members: dict[tuple[int, int], Tensor]) -> None:
-        self.members = members
+    def __init__(self, members: dict[tuple[int, int], Tensor], thin: bool = False) -> None:
+        self.members, self.thin = members, thin
         view = adjacent(list(members.values()))
         self.copied = view is None
         self.Q = self._copy() if view is None else view
@@ -82,17 +96,45 @@ class Pool:
         Returns:
             whether the tangent is finite, for each factor; without a finite one there is no step
         """
-        if isinstance(lr, Tensor) and lr.ndim:
-            lr = lr[self.block]
-        # The second bound is safe whatever the first has missed: overshooting never stretches a direction of Q.
-        bound = torch.maximum(bound, frobenius * safe(lr))
-        finite = bound < torch.inf
-        step = torch.where(usable.index_select(0, self.block) & finite, lr / bound, torch.zeros_like(bound))
+        step, finite = self._step(bound, frobenius, lr, usable)
         if self.dense:
             move_(self.Q, S, step, room)
         else:
             self.Q.mul_(1 - S.mul_(step[:, None]).masked_fill_((step == 0)[:, None], 0))
         return finite
+
+    def step_along_(
+        self,
+        each: Sequence[Tensor],
+        diagonal: Tensor,
+        bound: Tensor,
+        frobenius: Tensor,
+        lr: float | Tensor,
+        usable: Tensor,
+    ) -> Tensor:
+        """``Q ← Q − lr / bound · (a aᵀ − D) Q``: ``step_`` for a tangent that is not formed.
+
+        Args:
+            each: ``a`` of each member, ``(B, n, columns)``
+            diagonal: diagonals of ``D`` of all factors
+            bound: see ``step_``
+            frobenius: see ``step_``
+            lr: see ``step_``
+            usable: see ``step_``
+        """
+        step, finite = self._step(bound, frobenius, lr, usable)
+        for a, rows in zip(each, self.rows.values(), strict=True):
+            move_along_(self.Q[rows], a, step[rows], diagonal[rows])
+        return finite
+
+    def _step(self, bound: Tensor, frobenius: Tensor, lr: float | Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
+        """For each factor ``lr / bound``, or zero, and whether the bound is finite."""
+        if isinstance(lr, Tensor) and lr.ndim:
+            lr = lr[self.block]
+        # The second bound is safe whatever the first has missed: overshooting never stretches a direction of Q.
+        bound = torch.maximum(bound, frobenius * safe(lr))
+        finite = bound < torch.inf
+        return torch.where(usable.index_select(0, self.block) & finite, lr / bound, torch.zeros_like(bound)), finite
 
 
 def put_back_(pools: Sequence[Pool]) -> None:

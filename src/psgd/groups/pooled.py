@@ -18,7 +18,7 @@ from ..ops.factors import scaled
 from ..ops.streams import at_once
 from ..tangent import Tangent, largest
 from .all_factors import AllFactors, Target, power_to_one
-from .axes import along, gram_, low_dtype, multiply_axes, product_
+from .axes import along, gram_, low_dtype, multiply_axes, product_, seen_along
 from .base import Groups, Preconditioned, Scaled, joined
 from .near_symmetric import NearSymmetric, norm_
 from .pool import Pool, put_back_
@@ -146,8 +146,10 @@ class Pooled(Groups):
         for pool in self.pools:
             pool.fetch()
         usable, noise = self._numbers(self._at_once(self._length, gs, sizes=gs), damping, ok, weight)
-        Ps = [pool.P() for pool in self.pools]
-        whitened = self._precondition(gs, Ps, weight, outs or [None] * len(gs))
+        # The damping is the only term of a tangent that is not a product of few columns.
+        whole = [pool for pool in self.pools if damping or not pool.thin]
+        Ps = [pool.P() for pool in whole]
+        whitened = self._precondition(gs, whole, Ps, weight, outs or [None] * len(gs))
         gs.clear()
         tangents = [torch.empty_like(P, dtype=P.dtype if P.ndim == 3 else self.wide) for P in Ps]
         if damping:
@@ -156,12 +158,20 @@ class Pooled(Groups):
             mine = variance.split([len(P) for P in Ps])
             self._at_once(self._damp_, mine, self.pools, Ps, tangents, sizes=Ps)
         Ps.clear()  # as large as the tangents: gone before more is needed
-        length = self._see_(whitened, tangents, add=damping > 0)
+        length = self._see_(whitened, whole, tangents, add=damping > 0)
         targets, drawn = self.factors.targets(support or [None] * len(self.groups))
         usable = usable & (drawn > 0)
-        descend_ = partial(self._descend_white_, lr, usable)
-        finite = self._at_once(descend_, self.pools, tangents, targets, sizes=tangents)
+        formed = dict(zip(whole, tangents, strict=True))
+        tasks = [
+            partial(self._descend_white_, lr, usable, pool, formed[pool], target)
+            if pool in formed
+            else partial(self._descend_thin_, lr, usable, pool, whitened, target)
+            for pool, target in zip(self.pools, targets, strict=True)
+        ]
+        finite = at_once(tasks, [pool.Q for pool in self.pools], self.device)
+        tasks.clear()
         tangents.clear()
+        formed.clear()
         if tidy or rescale:
             self.factors.tidy_(
                 usable,
@@ -192,17 +202,29 @@ class Pooled(Groups):
         return ok & (rms > eps**2) & (rms < eps**-2), (rms * damping).square_()
 
     def _precondition(
-        self, gs: Sequence[Tensor], Ps: Sequence[Tensor], weight: Tensor | None, outs: Sequence[Tensor | None]
+        self,
+        gs: Sequence[Tensor],
+        whole: Sequence[Pool],
+        Ps: Sequence[Tensor],
+        weight: Tensor | None,
+        outs: Sequence[Tensor | None],
     ) -> list[Scaled]:
-        of = {key: part for pool, P in zip(self.pools, Ps, strict=True) for key, part in pool.parts(P).items()}
+        """``P g / weight``, with ``P`` of some pools, and with ``Q`` and its transpose of the others."""
+        of = {key: part for pool, P in zip(whole, Ps, strict=True) for key, part in pool.parts(P).items()}
+        roots = {key: Q for pool in self.pools if pool not in whole for key, Q in pool.parts(pool.Q).items()}
 
         def multiply(k: int, g: Tensor, w: Tensor | None, out: Tensor | None) -> Scaled:
             group = self.groups[k]
-            mine = [of[k, axis] for axis in range(len(group.dims))]
+            mine = {axis: of[k, axis] for axis in range(len(group.dims)) if (k, axis) in of}
             if w is not None:  # divides the smallest array there is
-                smallest = min(range(len(mine)), key=lambda axis: mine[axis].numel())
-                mine[smallest] = mine[smallest] / along(w.to(g.dtype), mine[smallest])
-            matrices = [(P, axis) for axis, P in enumerate(mine) if axis != group.scale_axis]
+                smallest = min(mine, key=lambda axis: mine[axis].numel(), default=None)
+                if smallest is None:
+                    g = g / along(w.to(g.dtype), g)
+                else:
+                    mine[smallest] = mine[smallest] / along(w.to(g.dtype), mine[smallest])
+            matrices = [(P, axis) for axis, P in mine.items() if axis != group.scale_axis]
+            thin = [(roots[k, axis], axis) for axis in range(len(group.dims)) if axis not in mine]
+            matrices += [each for Q, axis in thin for each in ((Q, axis), (Q.mT, axis))]
             v = multiply_axes(matrices, g.reshape(len(g), *group.dims), out)
             return Scaled(v, None if group.scale_axis is None else along(mine[group.scale_axis], v, group.scale_axis))
 
@@ -226,8 +248,8 @@ class Pooled(Groups):
         else:
             torch.mul(P.to(self.wide).square(), variance[:, None], out=S)
 
-    def _see_(self, whitened: Sequence[Scaled], tangents: Sequence[Tensor], add: bool) -> Tensor:
-        """``a aᵀ``, or add it to the tangents, for whitened ``a = scale · v`` seen along every axis.
+    def _see_(self, whitened: Sequence[Scaled], pools: Sequence[Pool], tangents: Sequence[Tensor], add: bool) -> Tensor:
+        """``a aᵀ``, or add it to the tangents of some pools, for whitened ``a = scale · v`` seen along an axis.
 
         Returns:
             ``‖a‖`` for each block
@@ -246,11 +268,11 @@ class Pooled(Groups):
                 torch.square(rows, out=S)
             return rows
 
-        of = {key: part for pool, S in zip(self.pools, tangents, strict=True) for key, part in pool.parts(S).items()}
-        keys, parts = list(of), list(of.values())
+        of = {key: part for pool, S in zip(pools, tangents, strict=True) for key, part in pool.parts(S).items()}
         # Lengths of rows take no memory, and little of the device: they go beside the products.
-        sizes = [whitened[g].v if S.ndim == 3 else S for (g, _), S in zip(keys, parts, strict=True)]
-        seen = dict(zip(keys, self._at_once(see_, *zip(*keys, strict=True), parts, sizes=sizes), strict=True))
+        sizes = [whitened[g].v if S.ndim == 3 else S for (g, _), S in of.items()]
+        tasks = [partial(see_, g, axis, S) for (g, axis), S in of.items()]
+        seen = dict(zip(of, at_once(tasks, sizes, self.device), strict=True))
         for g, a in enumerate(whitened):
             axis = self.groups[g].scale_axis
             if axis is not None and (rows := seen[g, axis]) is not None:
@@ -265,6 +287,23 @@ class Pooled(Groups):
         frobenius = square.add_(target.square).sqrt_()
         pool.diagonal(S).sub_(target.diagonal)
         return pool.step_(S, norm + target.norm, frobenius, lr, usable)
+
+    def _descend_thin_(
+        self, lr: float | Tensor, usable: Tensor, pool: Pool, whitened: Sequence[Scaled], target: Target
+    ) -> Tensor:
+        """Move the factors of a pool along ``a aᵀ − target`` without forming it, see ``move_along_``.
+
+        The norms of ``a aᵀ`` are those of the smaller matrix ``aᵀ a``.
+        """
+        each = [seen_along(whitened[g].v, axis, whitened[g].scale) for g, axis in pool.members]
+        norms = []
+        for a in each:
+            gram = a.new_empty(len(a), a.shape[2], a.shape[2], dtype=self.dtype)
+            product_(a.mT, a, gram)
+            norms.append(norm_(gram))
+        norm, square = (joined(list(of_each)) for of_each in zip(*norms, strict=True))
+        frobenius = square.add_(target.square).sqrt_()
+        return pool.step_along_(each, target.diagonal, norm + target.norm, frobenius, lr, usable)
 
     @cached_property
     def _matrices(self) -> list[NearSymmetric]:

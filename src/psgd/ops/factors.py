@@ -111,44 +111,76 @@ def broadcast(scale: Tensor, v: Tensor) -> tuple[int, int]:
     return v.shape[axes[0]], math.prod(v.shape[axes[0] + 1 :])
 
 
-def descend_(Q: Tensor, change: Tensor, step: Tensor) -> None:
-    """``Q ← Q − step · change`` for a stack; if its step is zero, a ``Q`` keeps its bits, whatever the change is.
+def descend_(Q: Tensor, change: Tensor, step: Tensor, diagonal: Tensor | None = None) -> None:
+    """``Q ← Q − step · (change − D Q)`` for a stack of matrices, with a diagonal matrix ``D`` or none.
 
-    The change may be overwritten.
+    If its step is zero, a ``Q`` keeps its bits, whatever the change is.
+
+    Args:
+        Q: ``(N, n, n)``
+        change: ``(N, n, n)``, which may be overwritten
+        step: ``(N,)``
+        diagonal: diagonals of ``D``, ``(N, n)``, or ``(N, 1)`` for multiples of the identity
     """
     if ready(Q.device, "descend") and Q.is_contiguous() and change.is_contiguous() and Q[0].numel() < MOST:
-        _launch_descend(Q, change, step.contiguous())
+        _launch_descend(Q, change, step.contiguous(), None if diagonal is None else diagonal.contiguous())
         torch.autograd.graph.increment_version(Q)
         return
-    step = step.view(-1, *[1] * (Q.ndim - 1))
-    change = change.to(Q.dtype)
+    step, change = step.view(-1, 1, 1), change.to(Q.dtype)
+    if diagonal is not None:
+        change = torch.addcmul(change, Q, diagonal.unsqueeze(2).to(Q.dtype), value=-1, out=change)
     torch.where(step > 0, torch.addcmul(Q, change, step.to(Q.dtype), value=-1, out=change), Q, out=Q)
 
 
-def _launch_descend(Q: Tensor, change: Tensor, step: Tensor) -> None:
-    numel = Q[0].numel()
+def _launch_descend(Q: Tensor, change: Tensor, step: Tensor, diagonal: Tensor | None) -> None:
+    n = Q.shape[-1]
+    numel = n * n
+    each = 0 if diagonal is None else diagonal.shape[1]
+    aligned = _aligned(numel, Q, change)
     with torch.cuda.device(Q.device):
         grid = (triton.cdiv(numel, CHUNK), len(Q))
-        _descend[grid](Q, change, step, numel, _aligned(numel, Q, change), wide(Q.dtype), CHUNK)
+        _descend[grid](
+            Q, change, step, step if diagonal is None else diagonal, n, min(each, 2), aligned, wide(Q.dtype), CHUNK
+        )
 
 
 @trial("descend")
 def _try_descend(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
-    Q = torch.ones(1, 16, 16, dtype=dtype, device=device)
-    _launch_descend(Q, Q.to(low), torch.ones(1, device=device))
+    Q, one = torch.ones(1, 16, 16, dtype=dtype, device=device), torch.ones(1, device=device)
+    _launch_descend(Q, Q.to(low), one, None)
+
+
+@trial("descend")
+def _try_descend_with_diagonal(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
+    Q, ones = torch.ones(1, 16, 16, dtype=dtype, device=device), torch.ones(1, 16, device=device)
+    for diagonal in (ones, ones[:, :1].contiguous()):
+        _launch_descend(Q, Q.to(low), ones[0, :1], diagonal)
 
 
 @jit
 def _descend(  # type: ignore[no-untyped-def]
-    Q, change, step, numel, aligned: tl.constexpr, compute: tl.constexpr, chunk: tl.constexpr
+    Q,
+    change,
+    step,
+    diagonal,
+    n,
+    each: tl.constexpr,
+    aligned: tl.constexpr,
+    compute: tl.constexpr,
+    chunk: tl.constexpr,
 ):
-    numel = multiple(numel, aligned)
+    """Kernel of ``descend_``; ``each`` is 0 without a diagonal, 1 for one number, 2 for a number of each row."""
+    numel = multiple(n * n, aligned)
     b = tl.program_id(1).to(tl.int64)
     mu = tl.load(step + b).to(compute)
     i = tl.program_id(0) * chunk + tl.arange(0, chunk)
     moved = (i < numel) & (mu > 0)
     q = tl.load(Q + b * numel + i, mask=moved).to(compute)
     d = tl.load(change + b * numel + i, mask=moved).to(compute)
+    if each == 1:
+        d -= tl.load(diagonal + b).to(compute) * q
+    if each == 2:
+        d -= tl.load(diagonal + b * n + i // n, mask=moved).to(compute) * q
     tl.store(Q + b * numel + i, (q - mu * d).to(Q.dtype.element_ty), mask=moved)
 
 

@@ -68,8 +68,7 @@ def side_by_side(stacks: Sequence[Stack], key: Callable[[Stack], Hashable]) -> l
     alike: defaultdict[tuple[Any, ...], list[tuple[int, str, Tensor]]] = defaultdict(list)
     for k, stack in enumerate(stacks):
         for name, buffer in stack.group.buffers().items():
-            part = name.partition("_")[2]
-            alike[part, buffer.shape[1:], buffer.dtype, key(stack)].append((k, name, buffer))
+            alike[stack.group.kind(name), buffer.shape[1:], buffer.dtype, key(stack)].append((k, name, buffer))
         for name, buffer in stack.buffers().items():
             if name in NUMBERS:
                 alike[name, key(stack)].append((k, name, buffer))

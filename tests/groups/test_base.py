@@ -42,6 +42,18 @@ def test_a_long_slice_does_not_hide_what_all_others_have_in_common():
     assert array.spectral_norm(0).item() == pytest.approx(200)
 
 
+@pytest.mark.parametrize(("shape", "axis"), [((40, 6), 0), ((6, 40), 1)])
+def test_a_direction_that_is_known_gives_the_spectral_norm(shape, axis):
+    """Whatever its length is; and another direction is stretched less."""
+    array, product = scaled(shape, axis)
+    array.length()
+    _, norms, directions = torch.linalg.svd(product.movedim(axis + 1, 1))
+    array.direction = 1e-3 * directions[:, :1].mT
+    torch.testing.assert_close(array.spectral_norm(axis), norms[:, 0])
+    array.direction = directions[:, 1:2].mT
+    torch.testing.assert_close(array.spectral_norm(axis), norms[:, 1])
+
+
 def test_an_array_without_a_scale_has_no_slices():
     array = Scaled(torch.ones(1, 2, 3), None)
     array.length()

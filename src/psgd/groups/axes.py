@@ -46,7 +46,10 @@ def multiply_axes(matrices: Sequence[tuple[Tensor, int]], v: Tensor, out: Tensor
 
 
 def multiply_axis(M: Tensor, v: Tensor, axis: int, out: Tensor | None = None) -> Tensor:
-    """A matrix, or the diagonal of one, times ``v`` along an axis. No axis is moved."""
+    """A matrix, or the diagonal of one, times ``v`` along an axis. No axis is moved.
+
+    The result may be more precise than the matrix and ``v`` are, if that is what ``out`` is.
+    """
     if M.ndim == 2:
         return torch.mul(v, along(M, v, axis), out=out)
     shape = v.shape
@@ -60,8 +63,12 @@ def multiply_axis(M: Tensor, v: Tensor, axis: int, out: Tensor | None = None) ->
         left, right = v.reshape(flat), M.mT
     else:
         flat = (-1, before, n, after)
-        return torch.matmul(M[:, None], v.reshape(flat), out=None if out is None else out.view(flat)).view(shape)
-    return torch.bmm(left, right, out=None if out is None else out.view(flat)).view(shape)
+        product = torch.matmul(M[:, None], v.reshape(flat)).view(shape)
+        return product if out is None else out.copy_(product)
+    if out is None:
+        return torch.bmm(left, right).view(shape)
+    product_(left, right, out.view(flat))
+    return out.view(shape)
 
 
 def gram_(v: Tensor, axis: int, out: Tensor, scale: Tensor | None = None, add: bool = False) -> None:

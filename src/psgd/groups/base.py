@@ -28,6 +28,8 @@ class Scaled:
     scale: Tensor | None
     #: length of each slice of ``scale · v`` along the axis of the scale, in the shape of the scale, once it is known
     slices: Tensor | None = None
+    #: direction that all slices of a matrix have in common most, ``(B, n, 1)`` and of any length, if it is known
+    direction: Tensor | None = None
 
     def length(self) -> Tensor:
         """Length of each array; not finite if an element is not, or if its square overflows."""
@@ -62,13 +64,19 @@ class Scaled:
     def spectral_norm(self, axis: int) -> Tensor | None:
         """Largest singular value of each array, seen as a matrix with a row for each slice along the axis of the scale.
 
-        It is an estimate by power iteration from two starts, never over it but for rounding: the sum of all slices, as
-        a direction that many of them have in common is in it, and the longest slice, if that stands alone. None if the
-        lengths of slices are not known.
+        It is an estimate, never over it but for rounding: how much the direction is stretched that fitting has found to
+        be stretched most. Without such a direction it is found by power iteration from two starts: the sum of all
+        slices, as a direction that many of them have in common is in it, and the longest slice, if that stands alone.
+        None if the lengths of slices are not known.
         """
         if self.scale is None or self.slices is None:
             return None
-        M, squares = unfold(self.v, axis), self.scale.flatten(1).square().unsqueeze(2).to(self.v.dtype)
+        M, scale = unfold(self.v, axis), self.scale.flatten(1).unsqueeze(2).to(self.v.dtype)
+        if self.direction is not None:
+            wide = torch.promote_types(M.dtype, torch.float32)
+            x = torch.nn.functional.normalize(self.direction.to(wide), dim=1).to(M.dtype)
+            return torch.linalg.vector_norm(scale * torch.bmm(M, x), dim=(1, 2), dtype=wide)
+        squares = scale.square()
         longest = self.slices.flatten(1).argmax(1).view(-1, 1, 1)
         row = M.gather(1, longest.expand(-1, 1, M.shape[2])).mT
         starts = torch.cat([row, torch.bmm(M.mT, squares)], 2)

@@ -121,8 +121,9 @@ class InverseFree(Group):
     def flops(self, update_every: int = 1) -> list[float]:
         """FLOPs of each factor in an average step of one block that ``Pooled`` whitens, with c3.
 
-        A diagonal factor has a product and a sum of squares of N elements, ``3 N``, and ``7 n`` for itself; the first
-        one beside others has two power iterations, from two starts, for the spectral norm of the step, ``18 N``.
+        A diagonal factor has a product and a sum of squares of N elements, ``3 N``, and ``7 n`` for itself. The first
+        one beside others has two power iterations, from two starts, for the spectral norm of the step, ``18 N``, or in
+        the update of a matrix, which has found the direction already, ``2 N``.
         Between updates ``P g`` of a dense factor costs ``2 n N``, and ``P``, found once, ``2 n³``.
         """
         numel = math.prod(self.dims)
@@ -134,7 +135,8 @@ class InverseFree(Group):
                 update = self._flops_of_update(axis)
                 precondition = 2 * n**3 * (between > 0) + 2 * n * numel * between
             else:
-                update = 3 * numel + 7 * n + spectrum
+                knows = len(self.dims) == 2 and isinstance(self.factors[1 - axis], NearSymmetric)
+                update = 3 * numel + 7 * n + (spectrum / 9 if knows else spectrum)
                 precondition = (numel + n + spectrum) * between
             each.append((update + precondition) / update_every)
         return each

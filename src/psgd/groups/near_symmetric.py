@@ -9,6 +9,8 @@ Of the coordinates in that paper this one fits best or nearly so, and best in bf
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -92,19 +94,27 @@ class NearSymmetric(Factor):
         return f"symmetric {self.root.shape[-1]}"
 
 
-def norm_(S: Tensor, iterations: int = 2) -> tuple[Tensor, Tensor]:
-    """An estimate of ``‖S‖₂``, never over it, by power iteration from the longest row; and ``‖S‖²_F``.
+class Norms(NamedTuple):
+    """Norms of a stack of symmetric matrices ``S``, in float32 or better."""
 
-    In float32 or better. ``S`` is symmetric; for diagonals the norm is exact.
-    """
+    #: estimate of ``‖S‖₂``, never over it, ``(B,)``
+    largest: Tensor
+    #: ``‖S‖²_F``, ``(B,)``
+    square: Tensor
+    #: direction that ``S`` stretches most, of any length, ``(B, n, 1)``; None for diagonals
+    direction: Tensor | None
+
+
+def norm_(S: Tensor, iterations: int = 2) -> Norms:
+    """Norms of symmetric matrices, by power iteration from the longest row; of diagonals they are exact."""
     dtype = torch.promote_types(S.dtype, torch.float32)
     if S.ndim == 2:
-        return largest(S).to(dtype), S.to(dtype).square().sum(1)
+        return Norms(largest(S).to(dtype), S.to(dtype).square().sum(1), None)
     lengths = torch.linalg.vector_norm(S, dim=2, dtype=dtype)
     longest, index = lengths.max(1)
     row = S.gather(1, index.view(-1, 1, 1).expand(-1, 1, S.shape[1])).mT
-    _, norm = power_iteration(lambda v: torch.bmm(S, v), row, iterations, longest.view(-1, 1, 1))
-    return torch.maximum(norm.view(-1), longest), lengths.square_().sum(1)
+    v, norm = power_iteration(lambda v: torch.bmm(S, v), row, iterations, longest.view(-1, 1, 1))
+    return Norms(torch.maximum(norm.view(-1), longest), lengths.square_().sum(1), v)
 
 
 def safe(lr: float | Tensor) -> float | Tensor:
@@ -125,7 +135,7 @@ def move_(Q: Tensor, S: Tensor, step: Tensor, room: Tensor | None = None) -> Non
     descend_(Q, torch.bmm(S, low_Q, out=room), step)
 
 
-def move_along_(Q: Tensor, a: Tensor, step: Tensor, diagonal: Tensor) -> None:
+def move_along_(Q: Tensor, a: Tensor, rounded: Tensor, step: Tensor, diagonal: Tensor) -> None:
     """``Q ← Q − step · (a aᵀ − D) Q`` for ``a`` with few columns, without forming ``a aᵀ``.
 
     With c columns, ``a (aᵀ Q)`` costs ``4 n² c``, where ``a aᵀ`` and its product with ``Q`` cost ``2 n² c + 2 n³``.
@@ -133,10 +143,11 @@ def move_along_(Q: Tensor, a: Tensor, step: Tensor, diagonal: Tensor) -> None:
     Args:
         Q: ``(B, n, n)``
         a: ``(B, n, c)``, rounded as estimates are
+        rounded: ``Q``, rounded as ``a`` is
         step: ``(B,)``
         diagonal: diagonals of ``D``, ``(B, n)`` or ``(B, 1)``
     """
-    descend_(Q, torch.bmm(a, torch.bmm(a.mT, low(Q))), step, diagonal)
+    descend_(Q, torch.bmm(a, torch.bmm(a.mT, rounded)), step, diagonal)
 
 
 def turn_(Q: Tensor, usable: Tensor) -> None:
@@ -148,7 +159,7 @@ def turn_(Q: Tensor, usable: Tensor) -> None:
     dtype = torch.promote_types(Q.dtype, torch.float32)
     R = asymmetry(Q)  # with the other sign, as `descend_` subtracts
     size = torch.linalg.vector_norm(R.flatten(1), dim=1, dtype=dtype)
-    RQ = torch.bmm(R, Q)
+    RQ = torch.bmm(low(R), low(Q))
     slope = size.square() / 2  # the trace of R Q
     bend = R.mul_(RQ).flatten(1).sum(1, dtype=dtype)  # minus the trace of R R Q
     # R is antisymmetric, its singular values come in pairs: ‖R‖ is at most that of its elements over √2.

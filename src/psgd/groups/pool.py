@@ -106,6 +106,7 @@ class Pool:
     def step_along_(
         self,
         each: Sequence[Tensor],
+        rounded: Tensor,
         diagonal: Tensor,
         bound: Tensor,
         frobenius: Tensor,
@@ -116,6 +117,7 @@ class Pool:
 
         Args:
             each: ``a`` of each member, ``(B, n, columns)``
+            rounded: ``Q``, rounded as ``a`` is
             diagonal: diagonals of ``D`` of all factors
             bound: see ``step_``
             frobenius: see ``step_``
@@ -124,7 +126,7 @@ class Pool:
         """
         step, finite = self._step(bound, frobenius, lr, usable)
         for a, rows in zip(each, self.rows.values(), strict=True):
-            move_along_(self.Q[rows], a, step[rows], diagonal[rows])
+            move_along_(self.Q[rows], a, rounded[rows], step[rows], diagonal[rows])
         return finite
 
     def _step(self, bound: Tensor, frobenius: Tensor, lr: float | Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ follows are products of n × n matrices, for all factors of a size at once, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +18,7 @@ from ..ops.factors import scaled
 from ..ops.streams import at_once
 from ..tangent import Tangent, largest
 from .all_factors import AllFactors, Target, power_to_one
-from .axes import along, gram_, low_dtype, multiply_axes, product_, seen_along
+from .axes import along, gram_, low, low_dtype, multiply_axes, multiply_axis, product_, seen_along
 from .base import Groups, Preconditioned, Scaled, joined
 from .near_symmetric import NearSymmetric, norm_
 from .pool import Pool, put_back_
@@ -100,12 +100,12 @@ class Pooled(Groups):
         if not pool.dense:
             squares.square_()
         if is_difference:
-            bound = norm_(squares.flatten(0, 1))[0].view(2, -1).sum(0)
+            bound = norm_(squares.flatten(0, 1)).largest.view(2, -1).sum(0)
             S = squares[0].sub_(squares[1])
             frobenius = torch.linalg.vector_norm(S.flatten(1), dim=1, dtype=self.wide)
         else:
             S = squares[0].sub_(squares[1])
-            bound, square = norm_(S)
+            bound, square, _ = norm_(S)
             bound.masked_fill_(bound == 0, torch.inf)  # no step
             frobenius = square.sqrt_()
         pool.step_(S, bound, frobenius, lr, usable, room=squares[1])
@@ -147,9 +147,10 @@ class Pooled(Groups):
             pool.fetch()
         usable, noise = self._numbers(self._at_once(self._length, gs, sizes=gs), damping, ok, weight)
         # The damping is the only term of a tangent that is not a product of few columns.
-        whole = [pool for pool in self.pools if damping or not pool.thin]
+        thin = {pool: low(pool.Q) for pool in self.pools if pool.thin and not damping}
+        whole = [pool for pool in self.pools if pool not in thin]
         Ps = [pool.P() for pool in whole]
-        whitened = self._precondition(gs, whole, Ps, weight, outs or [None] * len(gs))
+        whitened = self._precondition(gs, whole, Ps, thin, weight, outs or [None] * len(gs))
         gs.clear()
         tangents = [torch.empty_like(P, dtype=P.dtype if P.ndim == 3 else self.wide) for P in Ps]
         if damping:
@@ -163,15 +164,14 @@ class Pooled(Groups):
         usable = usable & (drawn > 0)
         formed = dict(zip(whole, tangents, strict=True))
         tasks = [
-            partial(self._descend_white_, lr, usable, pool, formed[pool], target)
-            if pool in formed
-            else partial(self._descend_thin_, lr, usable, pool, whitened, target)
+            partial(self._descend_thin_, lr, usable, pool, target, whitened, thin[pool])
+            if pool in thin
+            else partial(self._descend_white_, lr, usable, pool, target, whitened, formed[pool])
             for pool, target in zip(self.pools, targets, strict=True)
         ]
         finite = at_once(tasks, [pool.Q for pool in self.pools], self.device)
-        tasks.clear()
-        tangents.clear()
-        formed.clear()
+        for large in (tasks, tangents, formed, thin):  # gone before more is needed
+            large.clear()
         if tidy or rescale:
             self.factors.tidy_(
                 usable,
@@ -206,12 +206,13 @@ class Pooled(Groups):
         gs: Sequence[Tensor],
         whole: Sequence[Pool],
         Ps: Sequence[Tensor],
+        thin: Mapping[Pool, Tensor],
         weight: Tensor | None,
         outs: Sequence[Tensor | None],
     ) -> list[Scaled]:
-        """``P g / weight``, with ``P`` of some pools, and with ``Q`` and its transpose of the others."""
+        """``P g / weight``, with ``P`` of some pools, and with the rounded ``Q`` and ``Qᵀ`` of the others."""
         of = {key: part for pool, P in zip(whole, Ps, strict=True) for key, part in pool.parts(P).items()}
-        roots = {key: Q for pool in self.pools if pool not in whole for key, Q in pool.parts(pool.Q).items()}
+        roots = {key: part for pool, Q in thin.items() for key, part in pool.parts(Q).items()}
 
         def multiply(k: int, g: Tensor, w: Tensor | None, out: Tensor | None) -> Scaled:
             group = self.groups[k]
@@ -223,9 +224,11 @@ class Pooled(Groups):
                 else:
                     mine[smallest] = mine[smallest] / along(w.to(g.dtype), mine[smallest])
             matrices = [(P, axis) for axis, P in mine.items() if axis != group.scale_axis]
-            thin = [(roots[k, axis], axis) for axis in range(len(group.dims)) if axis not in mine]
-            matrices += [each for Q, axis in thin for each in ((Q, axis), (Q.mT, axis))]
-            v = multiply_axes(matrices, g.reshape(len(g), *group.dims), out)
+            twice = [(roots[k, axis], axis) for axis in range(len(group.dims)) if axis not in mine]
+            v = multiply_axes(matrices, g.reshape(len(g), *group.dims), None if twice else out)
+            for Q, axis in twice:
+                into = torch.empty_like(v) if out is None else out
+                v = multiply_axis(Q.mT, multiply_axis(Q, v.to(Q.dtype), axis), axis, into)
             return Scaled(v, None if group.scale_axis is None else along(mine[group.scale_axis], v, group.scale_axis))
 
         weights = [None] * len(gs) if weight is None else weight.split(self.counts)
@@ -281,15 +284,27 @@ class Pooled(Groups):
         shortest = [a.v if a.slices is None else a.slices for a in whitened]
         return joined(self._at_once(self._length, shortest, sizes=shortest))
 
-    def _descend_white_(self, lr: float | Tensor, usable: Tensor, pool: Pool, S: Tensor, target: Target) -> Tensor:
+    def _descend_white_(
+        self, lr: float | Tensor, usable: Tensor, pool: Pool, target: Target, whitened: Sequence[Scaled], S: Tensor
+    ) -> Tensor:
         """Move the factors of a pool along ``S − target``; return whether that is finite, for each factor."""
-        norm, square = norm_(S)
+        norm, square, direction = norm_(S)
+        if direction is not None:
+            for (g, _), rows in pool.rows.items():
+                if len(self.groups[g].dims) == 2:
+                    whitened[g].direction = direction[rows]
         frobenius = square.add_(target.square).sqrt_()
         pool.diagonal(S).sub_(target.diagonal)
         return pool.step_(S, norm + target.norm, frobenius, lr, usable)
 
     def _descend_thin_(
-        self, lr: float | Tensor, usable: Tensor, pool: Pool, whitened: Sequence[Scaled], target: Target
+        self,
+        lr: float | Tensor,
+        usable: Tensor,
+        pool: Pool,
+        target: Target,
+        whitened: Sequence[Scaled],
+        rounded: Tensor,
     ) -> Tensor:
         """Move the factors of a pool along ``a aᵀ − target`` without forming it, see ``move_along_``.
 
@@ -301,9 +316,9 @@ class Pooled(Groups):
             gram = a.new_empty(len(a), a.shape[2], a.shape[2], dtype=self.dtype)
             product_(a.mT, a, gram)
             norms.append(norm_(gram))
-        norm, square = (joined(list(of_each)) for of_each in zip(*norms, strict=True))
+        norm, square = (joined([getattr(norm, name) for norm in norms]) for name in ("largest", "square"))
         frobenius = square.add_(target.square).sqrt_()
-        return pool.step_along_(each, target.diagonal, norm + target.norm, frobenius, lr, usable)
+        return pool.step_along_(each, rounded, target.diagonal, norm + target.norm, frobenius, lr, usable)
 
     @cached_property
     def _matrices(self) -> list[NearSymmetric]:

@@ -370,7 +370,7 @@ MUTANTS = [
         ("copies are not put back", "    if copied:", "    if not copied:"),
     ),
     *of(
-        "groups/pooled.py",
+        "groups/whitener.py",
         "groups/test_pooled.py::test_one_step_is_that_of_dense_matrices",
         (
             "the norm of the other factors is not squared",
@@ -380,7 +380,7 @@ MUTANTS = [
         ("white noise has the wrong sign", "pool.diagonal(S).sub_(", "pool.diagonal(S).add_("),
     ),
     *of(
-        "groups/pooled.py",
+        "groups/whitener.py",
         "groups/test_pooled.py::test_what_is_not_usable_changes_no_bit",
         ("a gradient that vanished is followed", "(rms > eps**2)", "(rms > 0)"),
         ("a gradient that exploded is followed", " & (rms < eps**-2)", ""),
@@ -404,24 +404,24 @@ MUTANTS = [
     *of(
         "groups/near_symmetric.py",
         "groups/test_pooled.py::test_a_thin_step_is_that_of_the_tangent_it_does_not_form",
-        ("a thin step without the transpose", "torch.bmm(a.mT, low(Q))", "torch.bmm(a.mT, low(Q.mT))"),
+        ("a thin step without the transpose", "torch.bmm(a.mT, rounded)", "torch.bmm(a.mT, rounded.mT)"),
     ),
     *of(
-        "groups/pooled.py",
+        "groups/whitener.py",
         "groups/test_pooled.py::test_a_weight_divides_the_gradient",
         ("no weight divides a gradient that has thin factors alone", "g = g / along(", "g = g * along("),
     ),
     *of(
-        "groups/pooled.py",
+        "groups/whitener.py",
         "groups/test_pooled.py::test_what_is_returned_is_of_before_the_step",
         (
             "Q Qᵀ instead of Qᵀ Q for thin factors",
-            "for each in ((Q, axis), (Q.mT, axis))",
-            "for each in ((Q.mT, axis), (Q, axis))",
+            "multiply_axis(Q.mT, multiply_axis(Q, v.to(Q.dtype), axis), axis, into)",
+            "multiply_axis(Q, multiply_axis(Q.mT, v.to(Q.dtype), axis), axis, into)",
         ),
     ),
     *of(
-        "groups/pooled.py",
+        "groups/whitener.py",
         "groups/test_pooled.py::test_a_weight_divides_the_gradient",
         ("a weight multiplies", "mine[smallest] / along(", "mine[smallest] * along("),
     ),
@@ -821,7 +821,11 @@ MUTANTS = [
         "ops/factors.py",
         "ops/test_factors.py",
         ("a step of zero is one", "torch.where(step > 0,", "torch.where(step >= 0,"),
-        ("a diagonal is added to the change", "unsqueeze(2).to(Q.dtype), value=-1", "unsqueeze(2).to(Q.dtype), value=1"),
+        (
+            "a diagonal is added to the change",
+            "unsqueeze(2).to(Q.dtype), value=-1",
+            "unsqueeze(2).to(Q.dtype), value=1",
+        ),
         ("the asymmetry has the wrong sign", "return Q - Q.mT", "return Q.mT - Q"),
     ),
     # Engine.

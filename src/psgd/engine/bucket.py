@@ -117,10 +117,10 @@ class Bucket:
         """
         if not self.averaging:
             return self.limited(grads, limit)
-        grads.average_(self, 1 - momentum, limit, ok)
+        lengths = grads.average_(self, 1 - momentum, limit, ok)
         # Before the first usable gradient both are zero.
         weight = self.numbers("momentum_weight").read().clamp_min(torch.finfo(self.dtype).tiny)
-        return Average(lambda: [stack.average["momentum"] for stack in self.stacks], weight)
+        return Average(lambda: [stack.average["momentum"] for stack in self.stacks], weight, lengths=lengths)
 
     def limited(self, grads: Tensors, limit: Tensor | None) -> Average:
         """Gradients themselves, to be divided by what limits them."""

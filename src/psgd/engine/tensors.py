@@ -62,7 +62,7 @@ class Tensors:
                 return [None] * len(bucket.stacks)
         return [support(g, s.group.dims) for s, g in zip(bucket.stacks, self.pack(bucket), strict=True)]
 
-    def average_(self, bucket: Bucket, weight: float, limit: Tensor | None, ok: Tensor) -> None:
+    def average_(self, bucket: Bucket, weight: float, limit: Tensor | None, ok: Tensor) -> Tensor | None:
         """``m ← m + weight (limit · g − m)`` for the averages of a bucket, and the same for the sum of their weights.
 
         Args:
@@ -70,6 +70,9 @@ class Tensors:
             weight: weight of the gradients
             limit: factor for the gradient of each block, or None
             ok: whether there is a step
+
+        Returns:
+            length of the average of each block, if it is found on the way
         """
         limits = [None] * len(bucket.stacks) if limit is None else bucket.split(limit)
         means: list[Tensor] = []
@@ -88,6 +91,7 @@ class Tensors:
         totals = bucket.numbers("momentum_weight").pieces
         ones = [bucket.ones[: len(total)] for total in totals]
         parameters.average_([*means, *totals], [*values, *ones], weight, ok)
+        return None
 
 
 class TensorsAtAddresses(Tensors):
@@ -133,14 +137,16 @@ class TensorsAtAddresses(Tensors):
         for stack, part in zip(bucket.stacks, bucket.parts_of(buffer), strict=True):
             yield part.view(len(part), *stack.blocks[0].shape).to(bucket.dtype)
 
-    def average_(self, bucket: Bucket, weight: float, limit: Tensor | None, ok: Tensor) -> None:
+    def average_(self, bucket: Bucket, weight: float, limit: Tensor | None, ok: Tensor) -> Tensor:
         assert bucket.table is not None
         rest = torch.full_like(bucket.numel, weight)
         factor = torch.ones_like(rest) if limit is None else limit
-        bucket.table.average_(self.addresses[bucket], bucket.mean_addresses, bucket.dtype, rest, factor, ok)
+        addresses = self.addresses[bucket], bucket.mean_addresses
+        lengths = bucket.table.average_(*addresses, bucket.dtype, rest, factor, ok)
         totals = bucket.numbers("momentum_weight")
         old = totals.read()
         write_((totals, torch.where(ok, torch.lerp(old, torch.ones_like(old), rest), old)))
+        return lengths
 
 
 class Pairs:

@@ -88,13 +88,17 @@ def gram_(v: Tensor, axis: int, out: Tensor, scale: Tensor | None = None, add: b
         if scale is not None:
             out.mul_(scale.view_as(out))
         return
-    V = seen_along(v, axis, scale)
+    V = seen_along(rounded(v, scale), axis)
     product_(V, V.mT, out, add)
 
 
-def seen_along(v: Tensor, axis: int, scale: Tensor | None = None) -> Tensor:
-    """``scale · v`` unfolded along an axis, ``(B, n, columns)``, in the dtype of estimates; a view if it can be."""
-    v = low(v) if scale is None else scaled(v, scale, torch.empty_like(v, dtype=low_dtype(v)))
+def rounded(v: Tensor, scale: Tensor | None) -> Tensor:
+    """``scale · v`` in the dtype of estimates."""
+    return low(v) if scale is None else scaled(v, scale, torch.empty_like(v, dtype=low_dtype(v)))
+
+
+def seen_along(v: Tensor, axis: int) -> Tensor:
+    """``v`` unfolded along an axis, ``(B, n, columns)``, without a copy for the first and the last axis."""
     last = axis == v.ndim - 2 and axis > 0
     return v.reshape(v.shape[0], -1, v.shape[-1]).mT if last else unfold(v, axis)
 

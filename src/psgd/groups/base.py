@@ -171,6 +171,7 @@ class Groups:
         outs: Sequence[Tensor | None] | None = None,
         support: Sequence[list[Tensor] | None] | None = None,
         rescale: bool = False,
+        lengths: Tensor | None = None,
     ) -> Preconditioned:
         """Take one step of every ``Q`` towards whitening ``g``, or ``g / weight``; only if ``whitens`` is true."""
         raise TypeError(f"{self.groups[0].describe()}: only structures that whiten in closed form have whiten_")

@@ -149,10 +149,10 @@ class InverseFree(Group):
         ``QᵀQ g`` and ``a (aᵀ Q)``, ``2 c N`` for ``aᵀ a``, and ``4 c²`` for the norm of that. One of ``KINDS`` updates
         has a tangent of n × n numbers anyway, ``2 n³`` for the damping, and as much for turning ``Q`` back.
         """
-        n, numel = self.dims[axis], math.prod(self.dims)
+        n, numel, thin = self.dims[axis], math.prod(self.dims), self.is_thin(axis)
         c = numel // n
-        whole = 4 * n**3 + 4 * n * numel + 4 * n**2
-        usual = 8 * n * numel + 2 * c * numel + 4 * c**2 if self.is_thin(axis) else whole
+        whole = 4 * n**3 + (6 if thin else 4) * n * numel + 4 * n**2
+        usual = 8 * n * numel + 2 * c * numel + 4 * c**2 if thin else whole
         return ((KINDS - 1) * usual + whole + 4 * n**3) / KINDS
 
 

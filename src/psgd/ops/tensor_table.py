@@ -103,10 +103,14 @@ class TensorTable:
         sums = torch.empty(len(self.chunks), dtype=dtype, device=device)
         zeros = torch.zeros(len(self.blocks), dtype=torch.int32, device=device)
         self._launch(_squares, sources.place, sums, zeros, even, DTYPES[self.dtype], wide(dtype))
-        lengths = torch.empty(len(self.blocks), dtype=dtype, device=device)
-        with torch.cuda.device(device):
+        return self._roots(sums), zeros >= self.smallest
+
+    def _roots(self, sums: Tensor) -> Tensor:
+        """Root of the sum of each parameter, from the sums of its chunks."""
+        lengths = sums.new_empty(len(self.blocks))
+        with torch.cuda.device(sums.device):
             _lengths[(len(self.blocks),)](self.ends, sums, lengths, 1024)
-        return lengths, zeros >= self.smallest
+        return lengths
 
     def support(self, sources: Addresses, has_zeros: Tensor) -> Tensor:
         """For each slice of some tensors, each like its parameter, one if it has an element other than zero, or zero.
@@ -133,7 +137,7 @@ class TensorTable:
 
     def average_(
         self, sources: Addresses, means: Addresses, dtype: torch.dtype, weight: Tensor, factor: Tensor, usable: Tensor
-    ) -> None:
+    ) -> Tensor:
         """``mean ← mean + weight · (factor · source − mean)`` for tensors like the parameters, if ``usable``.
 
         Args:
@@ -143,10 +147,15 @@ class TensorTable:
             weight: one number for each parameter
             factor: one number for each parameter
             usable: one flag
+
+        Returns:
+            length of each new mean; zero if not ``usable``
         """
         even = self.even and sources.aligned and means.aligned
         dtypes = DTYPES[self.dtype], DTYPES[dtype], wide(self.dtype, dtype)
-        self._launch(_average, sources.place, means.place, weight, factor, usable, even, *dtypes)
+        sums = torch.empty(len(self.chunks), dtype=torch.promote_types(dtype, torch.float32), device=self.blocks.device)
+        self._launch(_average, sources.place, means.place, weight, factor, usable, sums, even, *dtypes)
+        return self._roots(sums)
 
     def _launch(self, kernel: Any, *arguments: Any) -> None:
         """Launch a kernel with one program for each chunk."""
@@ -313,6 +322,7 @@ def _average(  # type: ignore[no-untyped-def]
     weight,
     factor,
     usable,
+    sums,
     aligned: tl.constexpr,
     dtype: tl.constexpr,
     mean_dtype: tl.constexpr,
@@ -323,10 +333,13 @@ def _average(  # type: ignore[no-untyped-def]
     inside = inside & (tl.load(usable) != 0)
     mean = _pointer(means + b, mean_dtype, aligned)
     w = tl.load(weight + b).to(compute)
-    x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside).to(compute) * tl.load(factor + b).to(compute)
-    m = tl.load(mean + i, mask=inside).to(compute)
+    x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside, other=0).to(compute)
+    x = x * tl.load(factor + b).to(compute)
+    m = tl.load(mean + i, mask=inside, other=0).to(compute)
     # Interpolate from the nearer end, so that a weight of one gives the source itself.
-    tl.store(mean + i, tl.where(w < 0.5, m + w * (x - m), x - (1 - w) * (x - m)).to(mean_dtype), mask=inside)
+    new = tl.where(w < 0.5, m + w * (x - m), x - (1 - w) * (x - m))
+    tl.store(mean + i, new.to(mean_dtype), mask=inside)
+    tl.store(sums + tl.program_id(0), tl.sum(tl.where(inside, new * new, 0.0), 0))
 
 
 @trial("subtract")

@@ -43,12 +43,20 @@ class Average:
             first needed
         weight: divisor of each block, such as the sum of the weights of an average, or None
         averaged: whether the arrays are an average, and not the gradients themselves
+        lengths: length of each block of the arrays, if it is known
     """
 
-    def __init__(self, pack: Callable[[], list[Tensor]], weight: Tensor | None, averaged: bool = True) -> None:
+    def __init__(
+        self,
+        pack: Callable[[], list[Tensor]],
+        weight: Tensor | None,
+        averaged: bool = True,
+        lengths: Tensor | None = None,
+    ) -> None:
         self._pack = pack
         self.weight = weight
         self.averaged = averaged
+        self.lengths = lengths
 
     @cached_property
     def arrays(self) -> list[Tensor]:

@@ -81,6 +81,7 @@ class Whitening(Probe):
                 outs=measured.outs() if of_average else None,
                 support=support,
                 rescale=measured.start and chores.tidy,
+                lengths=fitted.lengths,
             )
             return whitened if of_average else None
         gs = fitted.unbiased()

@@ -1,0 +1,262 @@
+"""Whitening of many inverse-free groups at once, in expectation over the random half of the pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..ops.factors import scaled
+from ..ops.streams import at_once
+from .all_factors import AllFactors, Target, power_to_one
+from .axes import along, gram_, low, low_dtype, multiply_axes, multiply_axis, product_, rounded, seen_along
+from .base import Preconditioned, Scaled, joined
+from .near_symmetric import NearSymmetric, norm_
+from .pool import Pool, put_back_
+
+T = TypeVar("T")
+
+
+class Whitener:
+    """A step of all factors of a bucket towards whitening gradients.
+
+    Args:
+        factors: the factors
+    """
+
+    def __init__(self, factors: AllFactors) -> None:
+        self.factors, self.groups, self.pools = factors, factors.groups, factors.pools
+        self.counts, self.wide = factors.counts, factors.wide
+        self.dtype, self.device = self.pools[0].Q.dtype, self.pools[0].Q.device
+
+    def __call__(
+        self,
+        gs: list[Tensor],
+        lr: float | Tensor,
+        damping: float,
+        ok: Tensor,
+        weight: Tensor | None = None,
+        tidy: bool = True,
+        outs: Sequence[Tensor | None] | None = None,
+        support: Sequence[list[Tensor] | None] | None = None,
+        rescale: bool = False,
+        lengths: Tensor | None = None,
+    ) -> Preconditioned:
+        """Take one step of every ``Q`` towards whitening ``g``, or ``g / weight``.
+
+        It is the step of criterion 3 for the pair ``(v, g + ε v)``, ``v ~ N(0, I)``, in expectation over ``v``. There
+        ``b bᵀ`` is a multiple of the identity and the damping, ``ε = damping · rms(g)``, a multiple of ``P_i²``, so no
+        random number is drawn. The tangent ``a aᵀ`` of a thin factor is not formed, unless there is damping.
+
+        Args:
+            gs: an array ``(B, *dims)`` for each group; the list is emptied, as they may be copies
+            lr: one number, or one for each of all blocks
+            damping: relative to the size of ``g``; where it is zero, products of n × n matrices are saved
+            ok: whether there is a step at all; blocks whose gradient is useless keep their ``Q`` anyway
+            weight: for each of all blocks
+            tidy: also do what need not be done at every step: turn ``Q`` back to symmetry, and balance the factors
+            outs: for each group where the result is to be, or None
+            support: for each group and axis ones for slices in which ``v`` is drawn and zeros for those in which it is
+                zero, ``(B, n)``; None for a group without zeros
+            rescale: also multiply ``P`` of blocks whose ``P g`` is of quite another size than one, see ``power_to_one``
+            lengths: length of ``g`` of each of all blocks, if it is known
+
+        Returns:
+            ``P g / weight`` with ``P`` from before the step, which the step needs anyway
+        """
+        for pool in self.pools:
+            pool.fetch()
+        if lengths is None:
+            lengths = joined(self._at_once(self._length, gs, sizes=gs))
+        usable, noise = self._numbers(lengths, damping, ok, weight)
+        roots = {pool: low(pool.Q) for pool in self.pools if pool.thin}
+        Ps = {pool: pool.P() for pool in self.pools if not pool.thin}
+        whitened = self._precondition(gs, Ps, roots, weight, outs or [None] * len(gs))
+        gs.clear()
+        if damping:
+            Ps.update({pool: torch.bmm(root.mT, root) for pool, root in roots.items()})
+        tangents = {pool: torch.empty_like(pool.Q, dtype=None if pool.dense else self.wide) for pool in Ps}
+        if damping:
+            self._damp_(Ps, noise, tangents)
+        Ps.clear()  # as large as the tangents: gone before more is needed
+        arrays = self._at_once(self._rounded, range(len(whitened)), whitened, sizes=[a.v for a in whitened])
+        length = self._see_(whitened, arrays, tangents, add=damping > 0)
+        targets, drawn = self.factors.targets(support or [None] * len(self.groups))
+        usable = usable & (drawn > 0)
+        tasks = [
+            partial(self._descend_, lr, usable, pool, target, whitened, tangents[pool])
+            if pool in tangents
+            else partial(self._descend_thin_, lr, usable, pool, target, arrays, roots[pool])
+            for pool, target in zip(self.pools, targets, strict=True)
+        ]
+        finite = at_once(tasks, [pool.Q for pool in self.pools], self.device)
+        for large in (tasks, tangents, roots, arrays):  # gone before more is needed
+            large.clear()
+        if tidy or rescale:
+            self.factors.tidy_(
+                usable,
+                joined(finite),
+                power_to_one(length, self.factors.root_numel.square(), drawn) if rescale else None,
+            )
+        put_back_(self.pools)
+        return Preconditioned(whitened, length)
+
+    def _at_once(self, function: Callable[..., T], *arguments: Sequence[Any], sizes: Sequence[Tensor]) -> list[T]:
+        """Call a function for each of the arguments; the sizes are those of some tensors."""
+        return at_once([partial(function, *each) for each in zip(*arguments, strict=True)], sizes, self.device)
+
+    def _length(self, v: Tensor) -> Tensor:
+        """Length of each array of a stack."""
+        return torch.linalg.vector_norm(v.flatten(1), dim=1, dtype=self.wide)
+
+    def _numbers(self, lengths: Tensor, damping: float, ok: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """For each block whether there is a step, and the variance of the noise that damps it."""
+        rms = lengths.to(self.wide) if weight is None else lengths / weight
+        rms = rms / self.factors.root_numel
+        # What is outside is a gradient that vanished or exploded: following it, P would be of no use afterwards.
+        eps = torch.finfo(self.wide).eps
+        return ok & (rms > eps**2) & (rms < eps**-2), (rms * damping).square_()
+
+    def _precondition(
+        self,
+        gs: Sequence[Tensor],
+        Ps: Mapping[Pool, Tensor],
+        roots: Mapping[Pool, Tensor],
+        weight: Tensor | None,
+        outs: Sequence[Tensor | None],
+    ) -> list[Scaled]:
+        """``P g / weight``, with ``P`` of some pools, and with the rounded ``Q`` and ``Qᵀ`` of the others."""
+        P_of, Q_of = _by_member(Ps), _by_member(roots)
+
+        def multiply(k: int, g: Tensor, w: Tensor | None, out: Tensor | None) -> Scaled:
+            group = self.groups[k]
+            mine = {axis: P_of[k, axis] for axis in range(len(group.dims)) if (k, axis) in P_of}
+            if w is not None:  # divides the smallest array there is
+                smallest = min(mine, key=lambda axis: mine[axis].numel(), default=None)
+                if smallest is None:
+                    g = g / along(w.to(g.dtype), g)
+                else:
+                    mine[smallest] = mine[smallest] / along(w.to(g.dtype), mine[smallest])
+            matrices = [(P, axis) for axis, P in mine.items() if axis != group.scale_axis]
+            twice = [axis for axis in range(len(group.dims)) if axis not in mine]
+            v = multiply_axes(matrices, g.reshape(len(g), *group.dims), None if twice else out)
+            for axis in twice:
+                Q, into = Q_of[k, axis], torch.empty_like(v) if out is None else out
+                v = multiply_axis(Q.mT, multiply_axis(Q, v.to(Q.dtype), axis), axis, into)
+            return Scaled(v, None if group.scale_axis is None else along(mine[group.scale_axis], v, group.scale_axis))
+
+        weights = [None] * len(gs) if weight is None else weight.split(self.counts)
+        return self._at_once(multiply, range(len(gs)), gs, weights, outs, sizes=gs)
+
+    def _damp_(self, Ps: Mapping[Pool, Tensor], noise: Tensor, tangents: Mapping[Pool, Tensor]) -> None:
+        """``S_i ← variance · P_i²``, which white noise on ``g`` adds to ``a aᵀ``; a dense ``P`` may be overwritten.
+
+        The variance of a factor is that of the noise times ``‖P_j‖²`` of the other factors of its block.
+        """
+
+        def damp_(variance: Tensor, pool: Pool, P: Tensor, S: Tensor) -> None:
+            if pool.dense:
+                deviation = variance.sqrt().to(P.dtype).view(-1, 1, 1)
+                noise = scaled(P, deviation, torch.empty_like(P, dtype=low_dtype(P)) if low_dtype(P) != P.dtype else P)
+                product_(noise, noise, S)
+            else:
+                torch.mul(P.to(self.wide).square(), variance[:, None], out=S)
+
+        each = [Ps[pool] for pool in self.pools]
+        norms = joined(self._at_once(self._length, each, sizes=each)).log_()
+        variance = self.factors.sum_of_others(norms).mul_(2).exp_().mul_(noise.index_select(0, self.factors.block))
+        mine = variance.split([len(P) for P in each])
+        self._at_once(damp_, mine, self.pools, each, [tangents[pool] for pool in self.pools], sizes=each)
+
+    def _rounded(self, k: int, a: Scaled) -> Tensor | None:
+        """``scale · v``, rounded as estimates are, for products; None if no factor of the group needs these."""
+        return (
+            rounded(a.v, a.scale)
+            if any(isinstance(factor, NearSymmetric) for factor in self.groups[k].factors)
+            else None
+        )
+
+    def _see_(
+        self,
+        whitened: Sequence[Scaled],
+        arrays: Sequence[Tensor | None],
+        tangents: Mapping[Pool, Tensor],
+        add: bool,
+    ) -> Tensor:
+        """``a aᵀ``, or add it to the tangents, for whitened ``a = scale · v`` seen along an axis.
+
+        Returns:
+            ``‖a‖`` for each block
+        """
+
+        def see_(g: int, axis: int, S: Tensor) -> Tensor | None:
+            array = arrays[g]
+            if S.ndim == 3:
+                assert array is not None
+                a = seen_along(array, axis)
+                product_(a, a.mT, S, add)
+                return None
+            rows = torch.empty_like(S)
+            gram_(whitened[g].v, axis, rows, whitened[g].scale)
+            if add:
+                S.addcmul_(rows, rows)
+            else:
+                torch.square(rows, out=S)
+            return rows
+
+        of = _by_member(tangents)
+        # Lengths of rows take no memory, and little of the device: they go beside the products.
+        sizes = [whitened[g].v if S.ndim == 3 else S for (g, _), S in of.items()]
+        tasks = [partial(see_, g, axis, S) for (g, axis), S in of.items()]
+        seen = dict(zip(of, at_once(tasks, sizes, self.device), strict=True))
+        for g, a in enumerate(whitened):
+            axis = self.groups[g].scale_axis
+            if axis is not None and (rows := seen[g, axis]) is not None:
+                a.slices = along(rows, a.v, axis)
+        # The lengths of its slices have the same length as an array.
+        shortest = [a.v if a.slices is None else a.slices for a in whitened]
+        return joined(self._at_once(self._length, shortest, sizes=shortest))
+
+    def _descend_(
+        self, lr: float | Tensor, usable: Tensor, pool: Pool, target: Target, whitened: Sequence[Scaled], S: Tensor
+    ) -> Tensor:
+        """Move the factors of a pool along ``S − target``; return whether that is finite, for each factor."""
+        norm, square, direction = norm_(S)
+        if direction is not None:
+            for (g, _), rows in pool.rows.items():
+                if len(self.groups[g].dims) == 2:
+                    whitened[g].direction = direction[rows]
+        frobenius = square.add_(target.square).sqrt_()
+        pool.diagonal(S).sub_(target.diagonal)
+        return pool.step_(S, norm + target.norm, frobenius, lr, usable)
+
+    def _descend_thin_(
+        self,
+        lr: float | Tensor,
+        usable: Tensor,
+        pool: Pool,
+        target: Target,
+        arrays: Sequence[Tensor | None],
+        root: Tensor,
+    ) -> Tensor:
+        """Move the factors of a pool along ``a aᵀ − target`` without forming it, see ``move_along_``.
+
+        The norms of ``a aᵀ`` are those of the smaller matrix ``aᵀ a``.
+        """
+        each = [seen_along(array, axis) for g, axis in pool.members if (array := arrays[g]) is not None]
+        norms = []
+        for a in each:
+            gram = a.new_empty(len(a), a.shape[2], a.shape[2], dtype=self.dtype)
+            product_(a.mT, a, gram)
+            norms.append(norm_(gram))
+        norm, square = (joined([getattr(norm, name) for norm in norms]) for name in ("largest", "square"))
+        frobenius = square.add_(target.square).sqrt_()
+        return pool.step_along_(each, root, target.diagonal, norm + target.norm, frobenius, lr, usable)
+
+
+def _by_member(of_pools: Mapping[Pool, Tensor]) -> dict[tuple[int, int], Tensor]:
+    """Arrays of all factors of some pools, as the part of each group and axis."""
+    return {key: part for pool, array in of_pools.items() for key, part in pool.parts(array).items()}

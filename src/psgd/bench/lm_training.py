@@ -51,6 +51,8 @@ class Trainer:
         self.shape, self.every, self.judged, self.data, self.device = shape, every, judged, data, device
         self.cuda = device.startswith("cuda")
         self._seconds_per_step: float | None = None
+        if self.cuda:
+            torch.cuda.set_device(torch.device(device).index or 0)  # where events are recorded
 
     @cached_property
     def model(self) -> GPT:

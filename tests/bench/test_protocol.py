@@ -7,16 +7,16 @@ import math
 import pytest
 
 from psgd.bench import protocol
-from psgd.bench.protocol import Search, spread
+from psgd.bench.protocol import Search, Setting, spread
 
 
 def tried(default: float, best: float) -> tuple[list[float], float]:
     """Learning rates of a search whose score is the distance from the best one, and its result."""
     search, rates = Search(default), []
-    for lr in search:
-        rates.append(lr)
-        search.tell(abs(math.log(lr / best)))
-    return rates, search.best
+    for setting in search:
+        rates.append(setting.lr)
+        search.tell(abs(math.log(setting.lr / best)))
+    return rates, search.best.lr
 
 
 @pytest.mark.parametrize("default", [1e-3, 0.02, 0.5])
@@ -45,7 +45,7 @@ def test_of_equal_ones_that_closest_to_the_default_is_taken():
     search = Search(1e-3)
     for _ in search:
         search.tell(math.inf)
-    assert search.best == 1e-3
+    assert search.best == Setting(1e-3)
     assert len(search.scores) == 7
 
 
@@ -57,14 +57,19 @@ def test_seeds_of_results_are_others_than_those_of_tuning():
 
 def test_all_runs_of_an_optimizer():
     """Runs that tune know the lowest score so far, those that are judged do not; the default has rows of its own."""
-    told = []
+    told, roles = [], []
 
-    def train(lr, seed, best):
+    def train(setting, seed, role, best):
         told.append((seed, best))
-        yield {"lr": lr, "seed": seed, "step": 1}
-        yield {"lr": lr, "seed": seed, "step": 2}
+        roles.append(role)
+        yield {"lr": setting.lr, "seed": seed, "step": 1}
+        yield {"lr": setting.lr, "seed": seed, "step": 2}
 
-    rows = list(protocol.runs(1e-3, (7, 8), train, lambda rows: abs(math.log(rows[-1]["lr"] / 1e-2))))
+    def score(rows):
+        return abs(math.log(rows[-1]["lr"] / 1e-2))
+
+    rows = list(protocol.runs(Search(1e-3), (7, 8), train, score))
+    assert roles == [row["role"] for row in rows[::2]]
     assert [(row["seed"], row["step"]) for row in rows[:2]] == [(100, 1), (100, 2)]
     assert {row["seed"] for row in rows if row["role"] == protocol.TUNING} == {100}
     judged = [(row["role"], row["lr"], row["seed"]) for row in rows if row["role"] != protocol.TUNING][::2]
@@ -73,6 +78,30 @@ def test_all_runs_of_an_optimizer():
     assert tuning[0] == (100, None)
     assert [best for _, best in tuning[1:]] == sorted((best for _, best in tuning[1:]), reverse=True)
     assert [best for _, best in last] == [None] * 4
+
+
+def test_the_default_may_have_other_seeds():
+    def train(setting, seed, role, best):
+        yield {"lr": setting.lr, "decay": setting.weight_decay, "seed": seed}
+
+    search = Search(1e-3, 1, (0.1, 1.0))
+    rows = list(protocol.runs(search, (7, 8), train, lambda rows: 0.0, default_seeds=(7,)))
+    judged = [(row["role"], row["decay"], row["seed"]) for row in rows if row["role"] != protocol.TUNING]
+    assert judged == [("tuned", 0.1, 7), ("tuned", 0.1, 8), ("default", None, 7)]
+
+
+@pytest.mark.parametrize("best", [(1e-3, 0.1), (1e-3, 1.0), (1e-2, 1.0), (1e-4, 0.1)])
+def test_each_learning_rate_is_tried_with_each_weight_decay(best):
+    search, tried = Search(1e-3, 3, (0.1, 1.0)), []
+    for setting in search:
+        tried.append(setting)
+        search.tell(abs(math.log(setting.lr / best[0])) + abs(math.log(setting.weight_decay / best[1])))
+    assert search.best == pytest.approx(best)
+    rates = (1e-3, 3.16e-4, 3.16e-3)
+    assert tried[:6] == [Setting(lr, decay) for lr in rates for decay in (0.1, 1.0)]
+    assert {setting.weight_decay for setting in tried[6:]} <= {best[1]}  # only there the best may be at an end
+    along = [setting.lr for setting in tried if setting.weight_decay == best[1]]
+    assert min(along) < best[0] < max(along)
 
 
 def test_spread():

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import time
 
-from psgd.bench.timing import milliseconds, typical
+from psgd.bench.timing import Laps, milliseconds, typical
 
 
 def test_every_call_is_timed_but_not_what_comes_before_it():
@@ -25,3 +25,19 @@ def test_slow_calls_are_made_less_often():
     typical(lambda: slow.append(time.sleep(0.03)), "cpu", seconds=0.05, most=20)
     assert len(fast) == 3 + 20
     assert len(slow) == 3 + 3
+
+
+def test_laps_are_timed_by_kind():
+    laps = Laps("cpu")
+    for _ in range(3):
+        laps.mark()
+        time.sleep(0.002)
+        laps.mark()
+        time.sleep(0.02)
+        laps.mark()
+        time.sleep(0.05)  # between two rounds
+    first, second = laps.read(2)
+    assert len(first) == len(second) == 3
+    assert all(2 <= t < 20 for t in first)
+    assert all(20 <= t < 50 for t in second)
+    assert laps.read(2) == [[], []]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,8 +19,32 @@ from ..experiments.drawing import images
 from ..experiments.environment import MACHINE, VERSIONS, environment, together
 from ..experiments.figure import Table
 from ..experiments.store import write_bytes
-from .isolate import Outcome, Row, Task, measure
+from .isolate import Outcome, Row, Task, measure, plain
 from .peers import PEERS, Peer
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much of the protocol is run, for benchmarks that can be run in parts; None is all of it.
+
+    Args:
+        rates: number of learning rates
+        seeds: number of seeds of the results
+        default_seeds: number of seeds of the results with default settings, if it is another
+        steps: number of steps of a run
+        tuning_steps: number of steps of a run that tunes, if it is another
+    """
+
+    rates: int | None = None
+    seeds: int | None = None
+    default_seeds: int | None = None
+    steps: int | None = None
+    tuning_steps: int | None = None
+
+    def options(self) -> list[str]:
+        """Options of the command line."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 @dataclass(frozen=True)
@@ -35,6 +58,9 @@ class Plan:
         quick: whether to measure less, for a first look
         limit: seconds for each measurement, instead of the benchmark's own number
         text: a file to train a language model on
+        effort: how much of the protocol is run
+        runs: folder where finished runs are kept, so that another command need not repeat them
+        until: time (of ``time.time``) after which no run may end; those that would are left to another command
     """
 
     device: str = "cpu"
@@ -43,6 +69,9 @@ class Plan:
     quick: bool = False
     limit: float | None = None
     text: Path | None = None
+    effort: Effort = Effort()
+    runs: Path | None = None
+    until: float | None = None
 
     @property
     def cuda(self) -> bool:
@@ -54,7 +83,8 @@ class Plan:
         words += ["--model", self.model] if self.model is not None else []
         words += ["--quick"] if self.quick else []
         words += ["--limit", f"{self.limit:g}"] if self.limit is not None else []
-        return words + (["--text", self.text.name] if self.text is not None else [])
+        words += ["--text", self.text.name] if self.text is not None else []
+        return words + self.effort.options()
 
 
 @dataclass(frozen=True)
@@ -71,6 +101,7 @@ class Benchmark:
         draw: makes the picture from all outcomes; there may be nothing to draw
         models: names for ``--model``; none for a benchmark that has no such choice
         peers: names of optimizers it can compare with; none for a benchmark without comparison
+        parts: whether it can be run in parts, by the plan's ``effort``
     """
 
     name: str
@@ -81,6 +112,7 @@ class Benchmark:
     draw: Callable[[Sequence[Outcome]], Picture]
     models: Sequence[str] = ()
     peers: Collection[str] = field(default_factory=lambda: PEERS)
+    parts: bool = False
 
     def command(self, plan: Plan) -> str:
         options = plan.options()
@@ -164,6 +196,7 @@ def summary(benchmark: Benchmark, plan: Plan, outcomes: Sequence[Outcome]) -> di
             "model": plan.model,
             "quick": plan.quick,
             "limit": plan.limit,
+            **{name: value for name, value in vars(plan.effort).items() if value is not None},
         },
         "table": {"caption": table.caption, "columns": table.columns, "rows": table.rows},
         "measurements": [
@@ -175,7 +208,7 @@ def summary(benchmark: Benchmark, plan: Plan, outcomes: Sequence[Outcome]) -> di
                 "limit": outcome.task.limit,
                 "threads": outcome.task.threads,
                 "settings": {name: _named(value) for name, value in outcome.task.settings.items()},
-                "rows": [dict(_plain(row)) for row in outcome.rows],
+                "rows": [dict(plain(row)) for row in outcome.rows],
             }
             for outcome in outcomes
         ],
@@ -184,12 +217,6 @@ def summary(benchmark: Benchmark, plan: Plan, outcomes: Sequence[Outcome]) -> di
         "complete": len(outcomes) == len(benchmark.tasks(plan)),
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-
-
-def _plain(row: Row) -> Iterator[tuple[str, Any]]:
-    """Items of a row for JSON, which has neither infinity nor NaN."""
-    for name, value in row.items():
-        yield name, None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _anywhere(details: str) -> str:

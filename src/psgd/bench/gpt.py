@@ -1,4 +1,4 @@
-"""A small character-level GPT and its text: the model that ``psgd bench lm`` trains."""
+"""A GPT: the model that ``psgd bench lm`` trains; and a text of characters for a small one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from ..ops.streams import sent
 
 @dataclass(frozen=True)
 class Shape:
+    """Sizes of a model and of its mini-batches; ``tied``: the embedding of tokens is also the last layer."""
+
     layers: int = 6
     heads: int = 6
     width: int = 384
     context: int = 256
     batch: int = 64
     dropout: float = 0.2
+    tied: bool = True
 
 
 class Attention(nn.Module):
@@ -55,20 +58,29 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    """Transformer with embeddings of tokens and of positions; that of tokens is also the last layer."""
+    """Transformer with embeddings of tokens and of positions."""
 
     def __init__(self, vocabulary: int, shape: Shape) -> None:
         super().__init__()
+        self.shape = shape
         self.tokens = nn.Embedding(vocabulary, shape.width)
         self.places = nn.Embedding(shape.context, shape.width)
         self.drop = nn.Dropout(shape.dropout)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.width)
+        if not shape.tied:
+            self.head = nn.Linear(shape.width, vocabulary, bias=False)
+        self.reset()
+
+    def reset(self) -> None:
+        """Give the parameters new random values in place, so that a compiled model can be trained again."""
         for name, p in self.named_parameters():
             if p.ndim == 2:
                 # Layers that add to the residual stream start smaller, the more of them there are.
                 adds = name.endswith(("out.weight", "down.weight"))
-                nn.init.normal_(p, std=0.02 / (math.sqrt(2 * shape.layers) if adds else 1))
+                nn.init.normal_(p, std=0.02 / (math.sqrt(2 * self.shape.layers) if adds else 1))
+            else:
+                nn.init.constant_(p, 1.0 if name.endswith("weight") else 0.0)
 
     def hidden(self) -> list[nn.Parameter]:
         """Matrices of hidden layers, which Muon is for."""
@@ -78,7 +90,8 @@ class GPT(nn.Module):
         stream = self.drop(self.tokens(x) + self.places.weight[: x.shape[1]])
         for layer in self.layers:
             stream = layer(stream)
-        return fn.linear(self.norm(stream), self.tokens.weight)
+        last = self.tokens if self.shape.tied else self.head
+        return fn.linear(self.norm(stream), last.weight)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         return fn.cross_entropy(self(x).flatten(0, 1).float(), y.flatten())

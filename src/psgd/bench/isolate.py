@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -23,6 +24,13 @@ import torch
 
 #: measured values by name: numbers, strings, or None
 Row = dict[str, Any]
+
+
+def plain(row: Row) -> Iterator[tuple[str, Any]]:
+    """Items of a row for JSON, which has neither infinity nor NaN."""
+    for name, value in row.items():
+        yield name, None if isinstance(value, float) and not math.isfinite(value) else value
+
 
 #: seconds in which a process must start and import torch, before its time limit begins
 STARTUP = 120.0

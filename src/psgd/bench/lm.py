@@ -1,186 +1,199 @@
-"""A small character-level GPT: steps and time that each optimizer needs to reach a validation loss."""
+"""Language models of up to 124 million parameters: what each optimizer reaches with a whole schedule, and its time."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
-from matplotlib.figure import Figure as Picture
-from torch import Tensor
-
-from ..experiments.figure import Table
-from . import protocol
+from ..experiments.environment import environment
+from . import corpus, protocol
 from .benchmark import Benchmark, Plan
-from .charts import OURS, plain
-from .gpt import GPT, Shape, Text
-from .isolate import Outcome, Row, SkippedError, Task
-from .peers import PSGD_FLOAT32, Peer
-from .timing import wait_for
+from .contestants import CONTESTANTS, Contestant
+from .gpt import Shape
+from .isolate import Row, SkippedError, Task
+from .lm_report import ABOUT, DATA, draw, table
+from .lm_training import Trainer
+from .protocol import Search, Setting
+from .record import Record
+from .tokens import tokens
 
-#: places where a text is searched if none is given
-TEXTS = (Path("tinyshakespeare.txt"), Path("../shared/data/text/tinyshakespeare.txt"))
-TARGET = 1.5
-WARMUP = 100
-STEPS = 1200
-#: steps between two evaluations of the validation loss
-EVERY = 25
-TINY = Shape(layers=2, heads=2, width=64, context=64, batch=16, dropout=0.1)
-#: seconds allowed for a run
-SECONDS = 120.0
+#: weight decays that every optimizer is tried with
+WEIGHT_DECAYS = (0.1, 1.0)
+#: share of the estimated time of a run that is added before it is compared with the time that is left
+RESERVE = 0.1
 
-#: optimizers that it can be compared with
-COMPARED = ("AdamW", "Muon", "heavyball.SOAP", "pytorch_optimizer.SOAP")
+
+@dataclass(frozen=True)
+class Size:
+    """A model with its text and its schedule.
+
+    Args:
+        name: name on the command line
+        shape: sizes of the model and of its mini-batches
+        vocabulary: number of tokens of the tokenizer
+        most: most bytes of text
+        steps: number of steps of a run
+        every: number of steps between two evaluations
+        judged: most tokens of the held-out text that an evaluation uses
+        seconds: seconds allowed for a run
+    """
+
+    name: str
+    shape: Shape
+    vocabulary: int
+    most: int
+    steps: int
+    every: int
+    judged: int
+    seconds: float
+
+    @property
+    def batch_tokens(self) -> int:
+        return self.shape.batch * self.shape.context
+
+
+SIZES: dict[str, Size] = {
+    size.name: size
+    for size in (
+        Size(
+            "small",
+            Shape(layers=2, heads=2, width=64, context=64, batch=16, dropout=0.0, tied=False),
+            vocabulary=1024,
+            most=8_000_000,
+            steps=300,
+            every=50,
+            judged=32_768,
+            seconds=120.0,
+        ),
+        Size(
+            "52m",
+            Shape(layers=14, heads=8, width=512, context=512, batch=64, dropout=0.0, tied=False),
+            vocabulary=8192,
+            most=200_000_000,
+            steps=1200,
+            every=100,
+            judged=524_288,
+            seconds=600.0,
+        ),
+        Size(
+            "124m",
+            Shape(layers=12, heads=12, width=768, context=1024, batch=64, dropout=0.0),
+            vocabulary=50_304,
+            most=500_000_000,
+            steps=1600,
+            every=100,
+            judged=524_288,
+            seconds=1800.0,
+        ),
+    )
+}
 
 
 def work(
-    *, peer: Peer, text: Path | None, shape: Shape, steps: int, device: str, seeds: Sequence[int]
+    *,
+    contestant: Contestant,
+    size: Size,
+    text: Path | None,
+    device: str,
+    rates: int,
+    seeds: Sequence[int],
+    default_seeds: Sequence[int],
+    steps: int,
+    tuning_steps: int,
+    runs: Path | None,
+    until: float | None,
 ) -> Iterator[Row]:
-    """Yield a row for each evaluation of each run, see ``protocol``; only training is timed."""
-    torch.set_float32_matmul_precision("high")
-    data = Text(found(text), device)
-    yield from protocol.runs(
-        peer.lr,
-        seeds,
-        lambda lr, seed, _: train(peer, lr, data, shape, steps, device, seed),
-        lambda rows: (reached(rows)[0], lowest(rows)),
-    )
+    """Yield a row for the data, then a row for each evaluation of each run, see ``protocol``."""
+    data = tokens(corpus.read(text, size.most), size.vocabulary)
+    if min(len(data.train), len(data.validation)) <= size.shape.context:
+        raise SkippedError("skipped: the text is too short; --text FILE names another")
+    yield {"role": DATA, **data.facts()}
+    trainer = Trainer(size.shape, size.every, size.judged, data, device)
+    record = Record(runs)
+    fixed = {
+        "size": size.name,
+        "optimizer": contestant.name,
+        "text": data.sha256,
+        "vocabulary": data.vocabulary,
+        "tokenizer": data.kind,
+        **{name: value for name, value in environment(device).items() if name in ("torch", "device")},
+    }
+
+    def train(setting: Setting, seed: int, role: str, best: Any) -> Iterator[Row]:
+        decay = contestant.weight_decay if setting.weight_decay is None else setting.weight_decay
+        setting, length = Setting(setting.lr, decay), tuning_steps if role == protocol.TUNING else steps
+        identity = {**fixed, **setting._asdict(), "seed": seed, "steps": length}
+        name = f"{size.name} {contestant.name} {setting.lr:g} {decay:g} {length} {seed}"
+        rows = record.load(name, identity)
+        if rows is not None:
+            yield from rows
+            return
+        _check_time(trainer.seconds_per_step(contestant) * length, until)
+        rows = []
+        for row in trainer.train(contestant, setting, seed, length):
+            rows.append(row)
+            yield row
+        record.save(name, identity, rows)
+
+    search = Search(contestant.lr, rates, WEIGHT_DECAYS)
+    yield from protocol.runs(search, seeds, train, last, default_seeds=default_seeds)
 
 
-def train(peer: Peer, lr: float, data: Text, shape: Shape, steps: int, device: str, seed: int) -> Iterator[Row]:
-    """Train until the target is reached, and yield a row for each evaluation."""
-    torch.manual_seed(seed)
-    model = GPT(data.vocabulary, shape).to(device)
-    optimizer = peer.optimizer(model.parameters(), lr, model.hidden())
-    start = [group["lr"] for group in optimizer.param_groups]
-    batches = data.batches(seed, shape)
-    kept = data.validation(shape, 32 if shape == TINY else None)
-    kind = torch.device(device).type
-    seconds, begin = 0.0, time.perf_counter()
-    for step in range(1, steps + 1):
-        for group, full in zip(optimizer.param_groups, start, strict=True):
-            group["lr"] = full * min(1.0, step / WARMUP)
-        x, y = next(batches)
-        with torch.autocast(kind, torch.bfloat16):
-            loss = model.loss(x, y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if step % EVERY == 0:
-            wait_for(device)
-            seconds += time.perf_counter() - begin
-            value = validation_loss(model, kept, kind)
-            yield {"lr": lr, "seed": seed, "step": step, "seconds": seconds, "loss": value}
-            if not math.isfinite(value) or value < TARGET:
-                return
-            begin = time.perf_counter()
+def _check_time(seconds: float, until: float | None) -> None:
+    """Raise if a run of so many seconds would end too late."""
+    if until is not None and time.time() + (1 + RESERVE) * seconds > until:
+        raise SkippedError("not finished: no time for another run; the same command continues")
 
 
-@torch.no_grad()
-def validation_loss(model: GPT, kept: Sequence[tuple[Tensor, Tensor]], kind: str) -> float:
-    model.eval()
-    with torch.autocast(kind, torch.bfloat16):
-        total = sum(float(model.loss(x, y)) * len(x) for x, y in kept)
-    model.train()
-    return total / sum(len(x) for x, _ in kept)
-
-
-def found(text: Path | None) -> Path:
-    for path in TEXTS if text is None else [text]:
-        if path.is_file():
-            return path
-    raise SkippedError("skipped: there is no text; --text FILE names one")
+def last(rows: Sequence[Row]) -> float:
+    """Loss at the end of a run; infinite if it diverged."""
+    return rows[-1]["loss"] if rows and math.isfinite(rows[-1]["loss"]) else math.inf
 
 
 def tasks(plan: Plan) -> list[Task]:
-    seeds = protocol.TEST_SEEDS[: 1 if plan.quick else None]
-    settings = {
+    size, effort = SIZES[plan.model or "small"], plan.effort
+    seeds = _first(effort.seeds, 1 if plan.quick else 3)
+    rates = _first(effort.rates, 3 if plan.quick else len(protocol.HALF_DECADES))
+    steps = _first(effort.steps, size.steps // 5 if plan.quick else size.steps)
+    settings: Mapping[str, Any] = {
+        "size": size,
         "text": plan.text,
-        "shape": TINY if plan.quick or not plan.cuda else Shape(),
-        "steps": 50 if plan.quick else STEPS,
         "device": plan.device,
-        "seeds": seeds,
+        "rates": rates,
+        "seeds": protocol.TEST_SEEDS[:seeds],
+        "default_seeds": protocol.TEST_SEEDS[: _first(effort.default_seeds, seeds)],
+        "steps": steps,
+        "tuning_steps": _first(effort.tuning_steps, steps),
+        "runs": plan.runs,
+        "until": plan.until,
     }
-    limit = plan.limit or SECONDS * protocol.most_runs(len(seeds))
-    return [Task(peer.name, work, {"peer": peer, **settings}, limit) for peer in (PSGD_FLOAT32, *plan.peers)]
-
-
-def reached(rows: Sequence[Row]) -> tuple[float, float]:
-    """Steps and seconds of a run to the target; infinite if it was not reached."""
-    return next(((row["step"], row["seconds"]) for row in rows if row["loss"] < TARGET), (math.inf, math.inf))
-
-
-def lowest(rows: Sequence[Row]) -> float:
-    return min((row["loss"] for row in rows if math.isfinite(row["loss"])), default=math.inf)
-
-
-def runs(outcome: Outcome, role: str) -> list[list[Row]]:
-    """Rows of the runs with the tuned learning rate, or with the default, one list for each seed."""
-    by_seed: dict[int, list[Row]] = {}
-    for row in outcome.rows:
-        if row["role"] == role:
-            by_seed.setdefault(row["seed"], []).append(row)
-    return list(by_seed.values())
-
-
-def table(outcomes: Sequence[Outcome]) -> Table:
-    rows = []
-    for outcome in outcomes:
-        rows.append([outcome.label, *_cells(runs(outcome, protocol.TUNED))])
-        rows.append([f"{outcome.label}, default", *_cells(runs(outcome, protocol.DEFAULT))])
-    columns = ("", "learning rate", f"steps to {TARGET}", "seconds", "ms per step", "loss at 500", "lowest loss")
-    caption = f"{protocol.TEXT} Validation loss; seconds are those of training alone."
-    return Table(caption, columns, rows)
-
-
-def _cells(judged: Sequence[list[Row]]) -> list[str]:
-    if not judged:
-        return ["–"] * 6
-    ends = [reached(rows) for rows in judged if reached(rows)[0] < math.inf]
-    at_500 = [row["loss"] for rows in judged for row in rows if row["step"] == 500]
-    count = "" if len(ends) == len(judged) else f"{len(ends)} of {len(judged)}: "
+    named = {peer.name for peer in plan.peers}
+    ours = [name for name in CONTESTANTS if name.startswith("PSGD")]
+    if named.isdisjoint(ours):
+        named.update(ours)
+    limit = plan.limit or size.seconds * protocol.most_runs(seeds, rates, len(WEIGHT_DECAYS))
     return [
-        f"{judged[0][0]['lr']:g}",
-        count + protocol.spread([steps for steps, _ in ends], digits=4) if ends else "–",
-        protocol.spread([seconds for _, seconds in ends]) if ends else "–",
-        protocol.spread([1000 * rows[-1]["seconds"] / rows[-1]["step"] for rows in judged]),
-        protocol.spread(at_500, digits=4) if at_500 else "–",
-        protocol.spread([lowest(rows) for rows in judged], digits=4),
+        Task(name, work, {"contestant": one, **settings}, limit) for name, one in CONTESTANTS.items() if name in named
     ]
 
 
-def draw(outcomes: Sequence[Outcome]) -> Picture:
-    """Draw the validation loss of all seeds at the tuned learning rates."""
-    picture = Picture(figsize=(11, 4.5), layout="constrained")
-    panels = picture.subplots(1, 2, sharey=True)
-    colors = iter(("tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown"))
-    for outcome in outcomes:
-        color = OURS if outcome.label.startswith("PSGD") else next(colors)
-        for number, rows in enumerate(runs(outcome, protocol.TUNED)):
-            label = None if number else f"{outcome.label}, {rows[0]['lr']:g}"
-            for panel, along in zip(panels, ("step", "seconds"), strict=True):
-                panel.plot([row[along] for row in rows], [row["loss"] for row in rows], color=color, label=label)
-    for panel, along in zip(panels, ("steps", "seconds of training"), strict=True):
-        plain(panel)
-        panel.axhline(TARGET, color="black", linewidth=0.5)
-        panel.set_xlabel(along)
-        panel.set_ylim(1.45, 2.4)
-    panels[0].set_ylabel("validation loss")
-    if panels[0].lines[1:]:
-        panels[0].legend(frameon=False, fontsize="small")
-    return picture
+def _first(given: int | None, usual: int) -> int:
+    return usual if given is None else given
 
 
 BENCHMARK = Benchmark(
     "lm",
-    "A character-level GPT",
-    f"6 layers, width 384, context 256, batch 64, dropout 0.2, bf16 autocast; step size growing over {WARMUP} steps, "
-    "then constant; the same mini-batches for all. On a CPU, or quick, a much smaller model. The learning rate is "
-    f"tuned for the fewest steps. {protocol.TEXT}",
+    "A language model",
+    f"{ABOUT} Every optimizer is tried with the weight decays {' and '.join(f'{decay:g}' for decay in WEIGHT_DECAYS)} "
+    f"and, with each, with {len(protocol.HALF_DECADES)} learning rates, half a decade apart, around its own default.",
     tasks,
     table,
     draw,
-    peers=COMPARED,
+    models=list(SIZES),
+    peers=list(CONTESTANTS),
+    parts=True,
 )

@@ -244,12 +244,18 @@ PEERS: dict[str, Peer] = {
 }
 
 
+#: variants of PSGD that can be chosen by name, by benchmarks that have them
+OWN: dict[str, Peer] = {peer.name: peer for peer in (PSGD_FLOAT32, _ours("PSGD-bf16", precond_dtype=torch.bfloat16))}
+#: all that has a name on the command line
+KNOWN: dict[str, Peer] = OWN | PEERS
+
+
 class UnknownPeerError(ValueError):
     """Error of a name that none of the peers has; its message lists them."""
 
     def __init__(self, name: str, among: Collection[str]) -> None:
-        names = [peer for peer in PEERS if peer in among]
-        packages = dict.fromkeys(package for peer in names if (package := PEERS[peer].package))
+        names = [peer for peer in KNOWN if peer in among]
+        packages = dict.fromkeys(package for peer in names if (package := KNOWN[peer].package))
         super().__init__(f"{name!r} is none of {', '.join(names)}; a package ({', '.join(packages)}); all; none")
 
 
@@ -264,8 +270,8 @@ def chosen(text: str, among: Collection[str] = PEERS) -> list[Peer]:
     for word in (word.strip().lower() for word in text.split(",")):
         if word == "none":
             continue
-        matching = [PEERS[name] for name in among if word in ("all", name.lower(), PEERS[name].package)]
+        matching = [KNOWN[name] for name in among if word in ("all", name.lower(), KNOWN[name].package)]
         if not matching:
             raise UnknownPeerError(word, among)
         found.update((peer.name, peer) for peer in matching)
-    return [peer for name, peer in PEERS.items() if name in found]
+    return [peer for name, peer in KNOWN.items() if name in found]

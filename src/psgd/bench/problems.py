@@ -20,6 +20,7 @@ from .hard import Start
 from .isolate import Outcome, Row, Task
 from .objectives import DENSE, GROUPS, NEWTON, PROBLEMS, Problem
 from .peers import Peer
+from .protocol import Search, Setting
 
 #: share of a problem's seconds that a quick run has
 QUICK = 0.25
@@ -37,10 +38,10 @@ def work(*, problem: Problem, peer: Peer, device: str, seconds: float, seeds: Se
     for _ in range(WARMUP):
         next(steps)
 
-    def train(lr: float, seed: int, best: tuple[float, float] | None) -> list[Row]:
-        return [run(problem, peer, lr, device, seed, seconds if best is None else min(seconds, best[0]))]
+    def train(setting: Setting, seed: int, role: str, best: tuple[float, float] | None) -> list[Row]:
+        return [run(problem, peer, setting.lr, device, seed, seconds if best is None else min(seconds, best[0]))]
 
-    yield from protocol.runs(peer.lr, seeds, train, score)
+    yield from protocol.runs(Search(peer.lr), seeds, train, score)
 
 
 def score(rows: Sequence[Row]) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -17,6 +18,37 @@ def wait_for(device: str) -> None:
 
 def _nothing() -> None:
     pass
+
+
+class Laps:
+    """Times between marks that are set while work is under way: the host does not wait for the device.
+
+    Args:
+        device: device whose work is timed, by events in its stream; by the clock on a CPU
+    """
+
+    def __init__(self, device: str) -> None:
+        self.cuda = device.startswith("cuda")
+        self.marks: list[Any] = []
+
+    def mark(self) -> None:
+        if self.cuda:
+            self.marks.append(torch.cuda.Event(enable_timing=True))
+            self.marks[-1].record()
+        else:
+            self.marks.append(time.perf_counter())
+
+    def read(self, kinds: int) -> list[list[float]]:
+        """Milliseconds of laps of some kinds that follow each other, each kind apart, and forget the marks.
+
+        The device must have done its work. Every round has ``kinds`` + 1 marks, one before and one after each lap.
+        """
+        marks, self.marks = self.marks, []
+        rounds = range(0, len(marks), kinds + 1)
+        return [[self._between(marks[k + kind], marks[k + kind + 1]) for k in rounds] for kind in range(kinds)]
+
+    def _between(self, begin: Any, end: Any) -> float:
+        return begin.elapsed_time(end) if self.cuda else 1000 * (end - begin)
 
 
 def milliseconds(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -31,14 +33,50 @@ def bench(
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Model to measure, for benchmarks that have several models.")
+        str | None,
+        typer.Option(
+            "--model",
+            "--size",
+            metavar="NAME",
+            help="Model to measure, for benchmarks that have several models; for lm small, 52m or 124m.",
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Measure less, for a first look.")] = False,
     limit: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=1, help="Time limit of each measurement.")
     ] = None,
     text: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Text file that the language model is trained on.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text file that the language model is trained on.",
+            show_default="source code of the Python installation",
+        ),
+    ] = None,
+    rates: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=7, help="lm: learning rates of each optimizer.")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(metavar="N", min=0, max=3, help="lm: seeds of the results; 0 only tunes.")
+    ] = None,
+    default_seeds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=0, max=3, help="lm: seeds of the results with default settings.", show_default="--seeds"
+        ),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="lm: steps of a run.")] = None,
+    tuning_steps: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="lm: steps of a run that tunes.", show_default="--steps"),
+    ] = None,
+    total: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=1,
+            help="lm: time for all runs. Those that would end later are left to another call with the same folder.",
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that the results are written to.")] = Path("bench"),
     as_json: Json = False,
@@ -50,15 +88,23 @@ def bench(
     measurement that fails is listed as failed, and the others continue. Ctrl-C ends the present measurement; the table
     then has the measurements before it.
 
+    lm keeps every finished run in the folder of the results, under runs. Another call with the same folder does not
+    repeat it. For lm, --peers may name PSGD or PSGD-bf16, and then only the named optimizers are run.
+
     \b
     Examples:
       psgd bench dense --quick
       psgd bench step --device cuda --peers AdamW,Muon
       psgd bench fit --json --quiet | jq '.benchmarks[].table'
+      psgd bench lm --size 52m --device cuda --peers AdamW,Muon --total 540
     """
     wanted = [BENCHMARKS[name] for name in arguments.names(benchmarks or ["all"], BENCHMARKS, "'BENCHMARK'")]
     arguments.check_device(device)
-    comparable = [name for name in bench_peers.PEERS if any(name in one.peers for one in wanted)]
+    effort = benchmark.Effort(rates, seeds, default_seeds, steps, tuning_steps)
+    for option in (*effort.options()[::2], *(["--total"] if total is not None else [])):
+        if not any(one.parts for one in wanted):
+            raise typer.BadParameter(f"{wanted[0].name} cannot be run in parts", param_hint=f"'{option}'")
+    comparable = [name for name in bench_peers.KNOWN if any(name in one.peers for one in wanted)]
     if peers is not None and not comparable:
         raise typer.BadParameter(f"{wanted[0].name} compares with no others", param_hint="'--peers'")
     try:
@@ -74,10 +120,13 @@ def bench(
     printer = Output(as_json=as_json, quiet=quiet)
     with arguments.writing(out):
         arguments.try_writing(out)
+    until = None if total is None else time.time() + total
     summaries = []
     for one in wanted:
         among = [peer for peer in chosen if peer.name in one.peers]
         plan = benchmark.Plan(device, among, model if model in one.models else None, quick, limit, text)
+        if one.parts:
+            plan = replace(plan, effort=effort, runs=out / "runs", until=until)
         outcomes = benchmark.run(one, plan, printer.progress)
         benchmark.show(one, outcomes, printer.results)
         with arguments.saving(out):

@@ -428,8 +428,9 @@ MUTANTS = [
     *of(
         "groups/inverse_free.py",
         "groups/test_inverse_free.py::test_chores_take_turns",
-        ("damping has too small a variance", "damping=KINDS**0.5 * complete", "damping=1.0 * complete"),
-        ("long steps are not tidied up after", "tidy=complete or lr > SHORT", "tidy=complete"),
+        ("damping has too small a variance", "damping=kinds**0.5 * complete", "damping=1.0 * complete"),
+        ("long steps are not tidied up after", "tidy=complete or lr > 2 * SHORT", "tidy=complete"),
+        ("a young Q is seldom tidied up", "KINDS if lr <= SHORT else KINDS // 2", "KINDS"),
     ),
     *of(
         "groups/inverse_free.py",
@@ -1057,7 +1058,7 @@ MUTANTS = [
     *of(
         "groups/base.py",
         "groups/test_base.py",
-        ("the scale counts once", ".flatten(1).square().unsqueeze(2)", ".flatten(1).unsqueeze(2)"),
+        ("the scale counts once", "squares = scale.square()", "squares = scale"),
         ("the square of the spectral norm", "return square.amax((1, 2)).sqrt()", "return square.amax((1, 2))"),
     ),
     *of(

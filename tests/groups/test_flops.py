@@ -85,7 +85,12 @@ def test_steps_of_the_optimizer(structure, update_every, monkeypatch):
     monkeypatch.setattr(psgd.probes.whitening, "mix", lambda step: step // update_every)  # one update of each kind
     model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Tanh(), nn.Linear(6, 3, bias=False))
     optimizer = PSGD(
-        model.parameters(), lr=0.001, probe=Whitening(), preconditioner=structure, update_every=update_every
+        model.parameters(),
+        lr=0.001,
+        probe=Whitening(),
+        preconditioner=structure,
+        precond_lr=0.1,
+        update_every=update_every,
     )
     x = torch.randn(16, 4)
     model(x).square().mean().backward()

@@ -556,12 +556,15 @@ def asymmetry(Q: Tensor) -> Tensor:
 
 
 def test_chores_take_turns():
-    """One of all kinds of updates tidies up; half of them are damped, and the variance of all is that of the probe."""
+    """One of all kinds of updates tidies up and is damped; the variance of all together is that of the probe."""
     kinds = [Chores.of(number, SHORT) for number in range(KINDS)]
     assert [chores.tidy for chores in kinds].count(True) == 1
     assert [chores.damping for chores in kinds].count(0.0) == KINDS - 1
     assert sum(chores.damping**2 for chores in kinds) / KINDS == pytest.approx(Chores.all().damping ** 2)
-    assert all(Chores.of(number, 1.01 * SHORT).tidy for number in range(KINDS))
+    young = [Chores.of(number, 1.01 * SHORT) for number in range(KINDS)]
+    assert [chores.tidy for chores in young].count(True) == 2
+    assert sum(chores.damping**2 for chores in young) / KINDS == pytest.approx(1.0)
+    assert all(Chores.of(number, 2.01 * SHORT).tidy for number in range(KINDS))
 
 
 def test_fitting_keeps_factors_near_symmetry():

@@ -20,10 +20,11 @@ from .near_symmetric import NearSymmetric
 from .pool import is_thin
 from .pooled import Pooled
 
-#: number of kinds of updates, which take turns, see ``Chores``
-KINDS = 8
-#: longest step of ``Q``, relative to the tangent, after which it need not be turned back at once; 0.5 can be too long
-SHORT = 0.3
+#: number of updates of which one does all chores, see ``Chores``
+KINDS = 16
+#: longest step of ``Q``, relative to the tangent, for which that is enough; up to twice as long, it is one of half as
+#: many, and beyond that, every update turns ``Q`` back: after steps of 0.5 it can be too late
+SHORT = 0.15
 
 
 class Chores(NamedTuple):
@@ -40,10 +41,11 @@ class Chores(NamedTuple):
     def of(cls, number: int, lr: float) -> Chores:
         """One of ``KINDS`` updates tidies up, and has ``KINDS`` times the variance of the damping.
 
-        All tidy up where their steps are longer than ``SHORT``: a ``Q`` far from symmetry loses directions for good.
+        If their steps are longer than ``SHORT``, more of them do: a ``Q`` far from symmetry loses directions for good.
         """
-        complete = number % KINDS == 0
-        return cls(tidy=complete or lr > SHORT, damping=KINDS**0.5 * complete)
+        kinds = KINDS if lr <= SHORT else KINDS // 2
+        complete = number % kinds == 0
+        return cls(tidy=complete or lr > 2 * SHORT, damping=kinds**0.5 * complete)
 
     @classmethod
     def all(cls) -> Chores:

@@ -193,14 +193,16 @@ class Whitener:
         """
 
         def see_(g: int, axis: int, S: Tensor) -> Tensor | None:
-            array = arrays[g]
+            array, rows = arrays[g], torch.empty_like(S)
             if S.ndim == 3:
                 assert array is not None
                 a = seen_along(array, axis)
                 product_(a, a.mT, S, add)
                 return None
-            rows = torch.empty_like(S)
-            gram_(whitened[g].v, axis, rows, whitened[g].scale)
+            if array is None:
+                gram_(whitened[g].v, axis, rows, whitened[g].scale)
+            else:
+                gram_(array, axis, rows)
             if add:
                 S.addcmul_(rows, rows)
             else:

@@ -38,11 +38,11 @@ def test_curvature_updates_at_every_step_unless_axes_are_long():
 def test_the_longer_the_axes_the_rarer_the_updates():
     """Updates cost n³ for an axis of n, and a gradient n² for each sample."""
     found = [schedule((n, n))[0] for n in (256, 512, 1024, 2048)]
-    assert found == [10, 12, 24, 49]
-    assert schedule((784, 300), (300,), (300, 10), (10,))[0] == 20
+    assert found == [10, 11, 22, 44]
+    assert schedule((784, 300), (300,), (300, 10), (10,))[0] == 12  # one of them thin
     assert schedule((512, 512), preconditioner=Kronecker(max_dense=256))[0] == 10
     assert schedule((200,))[0] == 10  # a function of few numbers
-    assert schedule((784, 10))[0] == 50
+    assert schedule((784, 10))[0] == 48
 
 
 @pytest.mark.parametrize("structure", [Dense(), Diagonal(), LimitedMemory(), Kronecker(inverse_free=False)], ids=str)
@@ -87,7 +87,7 @@ def test_each_param_group_has_its_own():
     optimizer = copy.deepcopy(PSGD(groups, probe=Whitening()))
     optimizer.add_param_group({"params": [torch.zeros(8, 2)]})  # what was given is remembered
     found = [(group["update_every"], group["update_anneal"]) for group in optimizer.param_groups]
-    assert found == [(10, 100), (24, 100), (4, 0), (4, 9), (1, 0), (10, 100)]
+    assert found == [(10, 100), (22, 100), (4, 0), (4, 9), (1, 0), (10, 100)]
 
 
 def test_a_checkpoint_keeps_its_own_and_text_shows_it():
@@ -104,6 +104,6 @@ def test_a_checkpoint_keeps_its_own_and_text_shows_it():
 @pytest.mark.parametrize("make", [psgd.whiten, psgd.newton])
 def test_one_line_for_a_model_has_them_too(make):
     (group,) = make(nn.Linear(600, 600, bias=False)).param_groups
-    assert (group["update_every"], group["update_anneal"]) == (14 if make is psgd.whiten else 10, 100)
+    assert (group["update_every"], group["update_anneal"]) == (12 if make is psgd.whiten else 10, 100)
     (group,) = make(nn.Linear(600, 600, bias=False), update_every=2).param_groups
     assert (group["update_every"], group["update_anneal"]) == (2, 0)

@@ -61,7 +61,9 @@ def parameters(model: nn.Module) -> torch.Tensor:
 def test_every_structure_and_probe_learns(device, structure, probe):
     """Random numbers of devices differ, so their steps do too; the losses may not."""
     model = model_on(device, torch.float32)
-    optimizer = PSGD(model.parameters(), preconditioner=structure, probe=probe, lr=0.01 if isinstance(probe, Whitening) else 0.3)
+    optimizer = PSGD(
+        model.parameters(), preconditioner=structure, probe=probe, lr=0.01 if isinstance(probe, Whitening) else 0.3
+    )
     losses = train(model, optimizer, 60)
     assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
 

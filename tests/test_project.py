@@ -86,7 +86,8 @@ class TestWorkflows:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
         path = tmp_path / ".github" / "workflows" / file
-        assert right in (text := path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        assert right in text
         path.write_text(text.replace(right, wrong), "utf-8")
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode != 0

@@ -24,16 +24,16 @@ _ELSEWHERE = {
 }
 
 
-_AUTOMATIC = "leave it out; steps are batched, and on a GPU captured as CUDA graphs, automatically"
-_NO_LINE_SEARCH = "leave it out; each call of step takes one step, without a line search"
+_AUTOMATIC = "leave it out, as steps are batched, and on a GPU captured as CUDA graphs, automatically"
+_NO_LINE_SEARCH = "leave it out, as each call of step takes one step, without a line search"
 
 #: options of other optimizers that have no counterpart of the same kind, and what to use instead
 _INSTEAD = {
-    "amsgrad": "leave it out; no counterpart is needed, as clip_outliers and max_rms limit steps",
-    "betas": "use momentum for the first of them; the second has no counterpart (precond_lr comes closest)",
+    "amsgrad": "leave it out, as clip_outliers and max_rms limit steps",
+    "betas": "use momentum for the first of them; precond_lr comes closest to the second",
     "capturable": _AUTOMATIC,
-    "dampening": "leave it out; momentum is an average with weights momentum and 1 − momentum",
-    "differentiable": "leave it out; steps are not differentiable",
+    "dampening": "leave it out, as momentum is an average with the weights momentum and 1 − momentum",
+    "differentiable": "leave it out, as steps are not differentiable",
     "eps": "use the damping of a probe, such as probe=Whitening(damping=…), which is relative to the gradients",
     "foreach": _AUTOMATIC,
     "fused": _AUTOMATIC,
@@ -41,7 +41,7 @@ _INSTEAD = {
     "line_search_fn": _NO_LINE_SEARCH,
     "max_eval": _NO_LINE_SEARCH,
     "max_iter": _NO_LINE_SEARCH,
-    "nesterov": "leave it out; momentum is an average of gradients, without Nesterov's variant",
+    "nesterov": "leave it out, as momentum is a plain average of gradients",
     "tolerance_change": _NO_LINE_SEARCH,
     "tolerance_grad": _NO_LINE_SEARCH,
 }

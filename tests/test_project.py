@@ -66,6 +66,12 @@ class TestWorkflows:
         assert jobs["mps"]["env"]["PSGD_MPS"] == "1"
         assert (ROOT / jobs["mps"]["steps"][-1]["run"].split()[-1]).exists()
 
+    def test_the_page_on_platforms_names_jobs_that_are_there(self):
+        page = (ROOT / "docs" / "everyday.md").read_text("utf-8")
+        table = page.partition("| platform | what was run |")[2].partition("\n\n")[0]
+        named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[3])}
+        assert named == set(WORKFLOWS["tests.yml"]["jobs"])
+
     @pytest.mark.parametrize(
         ("linter", "file", "right", "wrong", "said"),
         [

@@ -53,7 +53,7 @@ docs: $(DOCS_INSTALLED)
 
 lint: $(INSTALLED)
 	@if git rev-parse --git-dir >/dev/null 2>&1; then \
-		echo "== pre-commit: ruff and mypy"; PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pre-commit run --all-files; \
+		echo "== pre-commit: ruff, mypy, and linters of workflows"; PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pre-commit run --all-files; \
 	else \
 		echo "== ruff and mypy"; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy; \
 	fi

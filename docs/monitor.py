@@ -6,6 +6,7 @@ by default the current one.
 
 from __future__ import annotations
 
+import html
 import io
 import re
 import sys
@@ -70,7 +71,28 @@ def on_terminal(path: Path) -> str:
     console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True)
     console.print(Group(*watch.picture(read(path), 100, watch.ROWS)))
     picture = console.export_svg(title=f"psgd watch {path.name}")
+    picture = dots(picture)
     return re.sub(r"@font-face \{.*?\}", "", picture, flags=re.DOTALL)  # which would be fetched from elsewhere
+
+
+def dots(picture: str) -> str:
+    """Draw the dots of braille characters, which look different in every font and are missing in some.
+
+    A character is 12.2 wide and 24.4 high here, and has two columns of four dots.
+    """
+
+    def drawn(found: re.Match[str]) -> str:
+        kind, x, y = found[1], float(found[2]), float(found[3])
+        lit = []
+        for place, character in enumerate(html.unescape(found[4])):
+            for bit in range(8):
+                if 0x2800 <= ord(character) < 0x2900 and (ord(character) - 0x2800) >> bit & 1:
+                    column, row = (bit // 3, bit % 3) if bit < 6 else (bit - 6, 3)
+                    lit.append((x + 12.2 * place + 3.05 + 6.1 * column, y - 16.5 + 6.1 * row))
+        return "".join(f'<circle class="{kind}" cx="{cx:.1f}" cy="{cy:.1f}" r="1.9"/>' for cx, cy in lit)
+
+    text = r'<text class="([^"]+)" x="([\d.]+)" y="([\d.]+)"[^>]*>((?:[\u2800-\u28ff]|&#160;| )+)</text>'
+    return re.sub(text, lambda found: drawn(found) if re.search("[\u2801-\u28ff]", found[4]) else found[0], picture)
 
 
 def overhead(every: int, rounds: int = 9, steps: int = 100) -> tuple[float, float]:

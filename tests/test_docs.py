@@ -62,7 +62,7 @@ def test_examples_run_in_order(page, tmp_path, monkeypatch, capsys):
 def test_few_examples_are_left_out():
     left_out = [page.name for page in PAGES for _, kind, _ in BLOCK.findall(page.read_text()) if kind != "python"]
     assert sum(name == "distributed.md" for name in left_out) == 1
-    assert len(left_out) <= 12
+    assert len(left_out) <= 14
 
 
 def test_the_readme_starts_with_the_two_commands():
@@ -158,12 +158,30 @@ def hook(name: str) -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("name", "needs"), [("tables", ""), ("links", ""), ("examples", ""), ("offline", ""), ("docstrings", "griffe")]
+    ("name", "needs"),
+    [
+        ("tables", ""),
+        ("links", ""),
+        ("examples", ""),
+        ("offline", ""),
+        ("pictures", ""),
+        ("project", ""),
+        ("docstrings", "griffe"),
+    ],
 )
 def test_examples_of_hooks(name, needs):
     if needs:
         pytest.importorskip(needs)
     assert doctest.testmod(hook(name)).failed == 0
+
+
+@pytest.mark.parametrize("address", ["", "https://example.org/someone/psgd/"])
+def test_the_repository_is_linked_if_its_address_is_known(address, monkeypatch):
+    monkeypatch.setenv("PSGD_REPOSITORY", address)
+    config = hook("project").on_config({"config_file_path": str(ROOT / "mkdocs.yml")})
+    assert config["site_name"] == f"psgd {psgd.__version__}"
+    assert config.get("repo_url", "") == address.rstrip("/")
+    assert config.get("repo_name", "") == ("someone/psgd" if address else "")
 
 
 def test_docstrings_for_the_reference():

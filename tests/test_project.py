@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -59,7 +61,43 @@ class TestWorkflows:
 
     def test_only_platforms_that_are_not_promised_may_fail(self):
         jobs = WORKFLOWS["tests.yml"]["jobs"]
-        assert [name for name, job in jobs.items() if job.get("continue-on-error")] == ["platforms"]
+        assert [name for name, job in jobs.items() if job.get("continue-on-error")] == ["platforms", "mps"]
+        assert jobs["platforms"]["strategy"]["matrix"]["os"] == ["macos-latest", "windows-latest"]
+        assert jobs["mps"]["env"]["PSGD_MPS"] == "1"
+        assert (ROOT / jobs["mps"]["steps"][-1]["run"].split()[-1]).exists()
+
+    def test_the_page_on_platforms_names_jobs_that_are_there(self):
+        page = (ROOT / "docs" / "everyday.md").read_text("utf-8")
+        table = page.partition("| platform | what was run |")[2].partition("\n\n")[0]
+        named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[3])}
+        assert named == set(WORKFLOWS["tests.yml"]["jobs"])
+
+    @pytest.mark.parametrize(
+        ("linter", "file", "right", "wrong", "said"),
+        [
+            ("check-jsonschema", "docs.yml", "runs-on:", "runs-in:", "'runs-on' is a required property"),
+            ("zizmor", "release.yml", '"$GITHUB_REF_NAME" >', '"${{ github.ref_name }}" >', "template-injection"),
+        ],
+    )
+    def test_faults_are_found_by_the_linters_of_make_lint(self, linter, file, right, wrong, said, tmp_path):
+        """The command is that of pre-commit; the workflows themselves pass, and one with a fault does not."""
+        program = Path(sys.executable).parent / linter
+        if not program.exists():
+            pytest.skip(f"no {linter} in this environment")
+        hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))["repos"][0]["hooks"]
+        entry = next(hook["entry"] for hook in hooks if hook["entry"].startswith(linter)).split()[1:]
+        names = [] if ".github" in entry else [f".github/workflows/{name}" for name in WORKFLOWS]
+        command = [str(program), *entry, *names]
+        shutil.copytree(GITHUB, tmp_path / ".github")
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+        path = tmp_path / ".github" / "workflows" / file
+        text = path.read_text("utf-8")
+        assert right in text
+        path.write_text(text.replace(right, wrong), "utf-8")
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode != 0
+        assert said in done.stdout
 
     @pytest.mark.parametrize("name", ["tests.yml", "docs.yml", "dist.yml", "release.yml"])
     def test_they_do_what_make_does_and_may_do_no_more_than_they_need(self, name):
@@ -157,14 +195,18 @@ class TestRelease:
             self.release.notes(*texts)
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
+def build_wheel(folder, **environment):
     pytest.importorskip("hatchling")
-    folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    inherited = {name: value for name, value in os.environ.items() if name != "PSGD_REPOSITORY"}
+    subprocess.run(command, cwd=ROOT, env={**inherited, **environment}, check=True, capture_output=True)
     (path,) = folder.glob("*.whl")
     return path
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return build_wheel(tmp_path_factory.mktemp("dist"))
 
 
 class TestWheel:
@@ -175,6 +217,13 @@ class TestWheel:
         with zipfile.ZipFile(wheel) as archive:
             assert "psgd/py.typed" in archive.namelist()
             assert "psgd/experiments/report.css" in archive.namelist()
+
+    def test_it_names_an_address_only_if_there_is_one(self, wheel, tmp_path):
+        assert self.check.metadata_of(wheel).get_all("Project-URL") is None
+        other = build_wheel(tmp_path, PSGD_REPOSITORY="https://example.org/psgd/")
+        found = self.check.metadata_of(other).get_all("Project-URL")
+        assert "Repository, https://example.org/psgd" in found
+        assert "Changelog, https://example.org/psgd/blob/main/CHANGELOG.md" in found
 
     def test_a_superfluous_file_is_found(self, wheel, tmp_path):
         path = tmp_path / wheel.name

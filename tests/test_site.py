@@ -1,10 +1,12 @@
-"""The built site in a real browser: no code is cut off, and no page scrolls sideways."""
+"""The built site in a real browser: no code is cut off, no page scrolls sideways, and pictures suit their screen."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+
+import psgd
 
 ROOT = Path(__file__).parent.parent
 SITE = ROOT / "site"
@@ -75,3 +77,46 @@ def test_no_page_scrolls_sideways(browser, site, width):
         browser.show(page, width, "light")
         found |= {page.name: wider} if (wider := browser.evaluate(SIDEWAYS)) > 0 else {}
     assert found == {}
+
+
+#: place of each picture on a page, its width, and the width in inches that it was drawn with
+PICTURES = """[...document.querySelectorAll(".picture > img")].map(image => {
+    const {x, y, width} = image.getBoundingClientRect()
+    const inches = parseFloat(image.parentElement.style.getPropertyValue("--inches"))
+    return {name: image.getAttribute("src"), x, y, width, inches}
+})"""
+
+
+def test_pictures_can_be_read_on_a_phone(browser, site):
+    """They scroll in their own box rather than shrink: eight panels in 358 pixels would have letters of four."""
+    small = []
+    for page in site:
+        browser.show(page, 390, "light")
+        small += [one["name"] for one in browser.evaluate(PICTURES) if one["width"] < 60 * one["inches"]]
+    assert small == []
+
+
+@pytest.mark.parametrize("name", ["index.html", "method.html", "results.html", "architecture.html"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pictures_have_the_ground_of_the_page(browser, site, tmp_path, name, scheme):
+    browser.show(SITE / name, 1440, scheme)
+    browser.evaluate("localStorage.clear()")  # the scheme of the page before
+    browser.show(SITE / name, 1440, scheme)
+    y = "document.querySelector('.picture').scrollIntoView({block: 'center'})"
+    browser.evaluate(f"{y}, new Promise(done => setTimeout(done, 300))")
+    picture = browser.evaluate(PICTURES)[0]
+    x, y = int(picture["x"]), int(picture["y"])
+    pixels = browser.screenshot(tmp_path / "page.png")[..., :3]
+    outside, inside = pixels[y + 40, x - 6], pixels[y + 2, x + 2]
+    assert (outside < 0.2).all() if scheme == "dark" else (outside > 0.95).all()
+    assert abs(inside - outside).max() < 0.06
+    drawn = pixels[y : y + 200, x : x + 400]
+    assert drawn.max() > 0.6
+    assert drawn.min() < 0.4
+
+
+def test_the_version_is_shown_and_the_report_leads_back(browser, site):
+    browser.show(SITE / "index.html", 1440, "light")
+    assert psgd.__version__ in browser.evaluate("document.querySelector('.md-header').textContent")
+    browser.show(SITE / "results" / "report.html", 1440, "light")
+    assert browser.evaluate("document.querySelector('header a').href") == (SITE / "results.html").as_uri()

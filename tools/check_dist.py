@@ -8,7 +8,7 @@ example of the README must run from an empty folder; and at last with the comman
 from __future__ import annotations
 
 import argparse
-import email
+import email.message
 import os
 import re
 import shutil
@@ -30,12 +30,18 @@ class WrongError(Exception):
     """What was built is not what it should be."""
 
 
+def metadata_of(wheel: Path) -> email.message.Message:
+    with zipfile.ZipFile(wheel) as archive:
+        info = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return email.message_from_bytes(archive.read(info))
+
+
 def check_wheel(wheel: Path) -> str:
     """That it is the package and its metadata, and that the library needs torch alone; returns its version."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
-        info = next(name for name in names if name.endswith(".dist-info/METADATA"))
-        metadata = email.message_from_bytes(archive.read(info))
+    metadata = metadata_of(wheel)
+    info = next(name for name in names if name.endswith(".dist-info/METADATA"))
     source = ROOT / "src"
     wanted = {str(path.relative_to(source)) for path in source.rglob("*") if path.name.endswith(KINDS)}
     wanted |= {info.replace("METADATA", name) for name in DIST_INFO}
@@ -53,8 +59,8 @@ def check_sdist(sdist: Path) -> None:
     """That it has nothing which is not in the repository, and all that ``make test`` needs."""
     with tarfile.open(sdist) as archive:
         names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
-    missing = {"pyproject.toml", "README.md", "LICENSE", "Makefile", "constraints.txt", "tests/conftest.py"} - names
-    if missing:
+    wanted = {"pyproject.toml", "README.md", "LICENSE", "Makefile", "constraints.txt", "hatch_build.py"}
+    if missing := {*wanted, "tests/conftest.py"} - names:
         raise WrongError(f"{sdist.name}: missing {sorted(missing)}")
     git = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
     if git.returncode == 0 and (superfluous := names - {"PKG-INFO", *git.stdout.splitlines()}):

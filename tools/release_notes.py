@@ -1,4 +1,4 @@
-"""``python tools/release_notes.py v0.1.0``: whether this tree may bear the tag, and what the changelog says of it."""
+"""``python tools/release_notes.py v0.2.0``: whether this tree may bear the tag, and what the changelog says of it."""
 
 from __future__ import annotations
 

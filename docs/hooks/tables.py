@@ -31,7 +31,7 @@ def benchmark(path: Path) -> str:
     shown = markdown_table(table["columns"], table["rows"])
     if len(table["rows"]) > LONG:
         shown = [f'??? note "All {len(table["rows"])} rows"', "", *(f"    {line}" for line in shown)]
-    lines = [f"*{found['title']}: {table['caption']}.*", "", *shown, "", f"`{found['command']}`; {where}."]
+    lines = [f"*{found['title']}: {table['caption'].rstrip('.')}.*", "", *shown, "", f"`{found['command']}`; {where}."]
     failed = [f"{m['label']}: {m['failure']}" for m in found["measurements"] if m["failure"] is not None]
     if failed:
         lines += ["", "Not measured:", "", *(f"* {escaped(line)}" for line in failed)]

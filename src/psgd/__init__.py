@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .probes import FiniteDifference, HessianVector, Whitening
     from .recipes import newton, whiten
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "PSGD",

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 
+from .cli.interrupts import ends_at_once
+
 #: extra of this package that installs each package that a command may need
 EXTRAS = {"matplotlib": "experiments", "rich": "cli", "typer": "cli"}
 
 
 def main() -> int:
     try:
-        from .cli import main as cli
+        with ends_at_once():
+            from .cli import main as cli
 
         return cli.main()
     except ModuleNotFoundError as error:

@@ -42,6 +42,12 @@ T = TypeVar("T")
 class PSGD(Optimizer):
     r"""Preconditioned stochastic gradient descent.
 
+    The optimizer learns a preconditioner ``P = QᵀQ`` for each block of parameters from pairs of a change ``δθ`` of the
+    parameters and the change ``δg`` of the gradient that it causes, or from the gradients themselves. A step is
+    ``θ ← θ − lr · P m``, in which ``m`` is the average of the gradients. ``psgd.whiten(model)`` and
+    ``psgd.newton(model)`` create it with the choices that suit a model. By default a step needs a closure:
+    ``optimizer.step(closure)``. With ``probe=Whitening()`` it needs none: ``loss.backward(); optimizer.step()``.
+
     .. math::
         \begin{aligned}
         &\textbf{repeat, from } Q = c I \\

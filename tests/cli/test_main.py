@@ -540,6 +540,39 @@ def test_an_interrupt_is_one_line(monkeypatch, capsys):
     assert one_line(capsys) == "psgd: interrupted"
 
 
+@pytest.mark.parametrize("module", ["rich", "torch"])
+def test_an_interrupt_during_an_import_is_one_line_too(module, tmp_path):
+    """Even if the module that is being imported would make another error of it, as modules in C do."""
+    (tmp_path / f"{module}.py").write_text(
+        "import os, signal, time\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(10)\n"
+        "except KeyboardInterrupt:\n"
+        "    raise ImportError('initialization failed')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-m", "psgd", "demo"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "psgd: interrupted\n")
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("demos", "demo"), ("wach", "watch"), ("REPORT", "report")])
+def test_a_misspelt_command_is_named_with_the_right_one(typed, meant, capsys):
+    assert cli.main([typed]) == 2
+    assert one_line(capsys) == f"psgd: No such command '{typed}'; did you mean {meant}?"
+
+
+def test_an_unknown_command_is_answered_with_those_there_are(capsys):
+    assert cli.main(["xyz"]) == 2
+    assert one_line(capsys).endswith("the commands are demo, reproduce, report, watch, bench, plan")
+
+
 def test_a_bug_is_not_hidden(monkeypatch):
     def fail(*_, **__):
         raise ZeroDivisionError

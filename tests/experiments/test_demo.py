@@ -48,12 +48,12 @@ def test_all_start_from_the_same_weights_and_see_the_same_batches():
     found = demo.runs(0, paper=True)
     assert [run.name for run in found] == ["PSGD", "SGD", "Adam", "paper"]
     for run in found:
-        run.advance(1)
+        run.advance(1, 1)
     before, data = zebra.start(0)
     first = zebra.loss(before, *next(data)).item()
     assert [run.loss for run in found] == [pytest.approx(first, rel=1e-12)] * 4
     for run in found:
-        run.advance(1)
+        run.advance(1, 1)
     assert len({run.loss for run in found}) == 4
 
 
@@ -75,6 +75,11 @@ def test_all_have_the_same_time_and_at_least_as_many_mini_batches(finished):
         assert run.times == sorted(run.times)
 
 
+def test_progress_is_shown_more_often_than_points_are_drawn():
+    done = [found[0].done for found in demo.race(0, 110)]
+    assert done == [10, 30, 50, 70, 90, 110]
+
+
 def test_a_loss_after_some_mini_batches_is_a_point_of_the_curve(finished):
     for run in finished:
         place = next(k for k, done in enumerate(run.iterations) if done >= 250)
@@ -89,9 +94,11 @@ def test_all_learn():
 
 def test_each_point_is_a_mean():
     together, one_by_one = demo.runs(0)[0], demo.runs(0)[0]
-    together.advance(4)
+    together.advance(3, 4)
+    assert together.iterations == []
+    together.advance(3, 4)
     for _ in range(4):
-        one_by_one.advance(1)
+        one_by_one.advance(1, 1)
     assert together.losses == [pytest.approx(sum(one_by_one.losses) / 4, rel=1e-12)]
     assert together.iterations == [4]
 

@@ -20,7 +20,9 @@ PACKAGES = {
     "lightning_closure": "lightning",
     "lightning_manual": "lightning",
     "lightning_trainer": "lightning",
+    "tensorboard_tracking": "tensorboard",
     "transformers_trainer": "transformers",
+    "wandb_tracking": "wandb",
 }
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 examples = pytest.mark.parametrize("name", NAMES)

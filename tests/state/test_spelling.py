@@ -7,6 +7,7 @@ import inspect
 import pytest
 import torch
 
+import psgd
 from psgd import PSGD
 from psgd.state import options
 
@@ -26,7 +27,7 @@ def theta() -> torch.Tensor:
         ("learning_rate", "lr"),
         ("LR", "lr"),
         ("mometum", "momentum"),
-        ("betas", "momentum"),
+        ("beta1", "momentum"),
         ("maximise", "maximize"),
         ("max_nrom", "max_norm"),
         ("update_evry", "update_every"),
@@ -50,6 +51,38 @@ def test_a_misspelt_choice_is_named_too():
         PSGD([{"params": [theta()], "criteron": None}])
     with pytest.raises(TypeError, match="did you mean 'preconditioner'"):
         PSGD([{"params": [theta()], "precondtioner": None}])
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "instead"),
+    [
+        ("eps", 1e-8, "damping"),
+        ("betas", (0.9, 0.999), "momentum"),
+        ("fused", True, "automatically"),
+        ("foreach", True, "automatically"),
+        ("capturable", True, "automatically"),
+        ("amsgrad", True, "clip_outliers"),
+        ("nesterov", True, "momentum"),
+        ("dampening", 0.1, "momentum"),
+        ("history_size", 10, "LowRank"),
+        ("line_search_fn", "strong_wolfe", "without a line search"),
+        ("max_iter", 20, "without a line search"),
+    ],
+)
+def test_options_of_other_optimizers_are_answered_in_one_line(option, value, instead):
+    model = torch.nn.Linear(2, 1)
+    for make in (PSGD, psgd.whiten, psgd.newton):
+        with pytest.raises(TypeError, match=f"^{option}: an option of other optimizers; .*{instead}") as error:
+            make(list(model.parameters()) if make is PSGD else model, **{option: value})
+        assert len(str(error.value).splitlines()) == 1
+
+
+def test_every_option_of_adamw_and_sgd_is_known_or_answered():
+    for other in (torch.optim.AdamW, torch.optim.SGD, torch.optim.LBFGS):
+        for option in list(inspect.signature(other).parameters)[1:]:
+            if option not in inspect.signature(PSGD).parameters:
+                with pytest.raises(TypeError, match="an option of other optimizers"):
+                    PSGD([theta()], **{option: None})
 
 
 def test_what_is_like_no_option_is_the_error_of_python():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
 from .. import __version__
-from .output import Commands, Stream, run
+from .interrupts import ends_at_once
+from .output import USAGE_ERROR, Commands, Stream, run
 
 #: what each command does; the command ``NAME`` is the function ``NAME`` of the module ``commands.NAME``
 COMMANDS = {
@@ -30,8 +32,11 @@ class LazyCommands(Commands):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
-            return None
-        module = import_module(f".commands.{cmd_name}", __package__)
+            likely = get_close_matches(cmd_name.lower(), COMMANDS, n=1)
+            hint = f"did you mean {likely[0]}?" if likely else f"the commands are {', '.join(COMMANDS)}"
+            raise USAGE_ERROR(f"No such command '{cmd_name}'; {hint}")
+        with ends_at_once():
+            module = import_module(f".commands.{cmd_name}", __package__)
         only = typer.Typer(**SETTINGS)
         only.command(cmd_name)(getattr(module, cmd_name))
         return typer.main.get_command(only)

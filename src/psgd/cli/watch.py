@@ -68,7 +68,7 @@ class Plot:
             label = self._value(self.high) if row == 0 else self._value(self.low) if row == rows - 1 else ""
             line = Text(f"{label:>{MARGIN - 1}} {side}", "dim")
             for sign, style in cells[row]:
-                line.append(sign, style or "not dim")
+                line.append(sign, f"not dim {style}")
             lines.append(line)
         first, last = (f"{self.steps[k]:.0f}" if self.steps else "" for k in (0, -1))
         last = last if len(self.steps) > 1 else ""

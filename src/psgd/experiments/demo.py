@@ -24,6 +24,8 @@ from .drawing import draw_pattern
 ITERATIONS = 4_000
 #: number of mini-batches whose losses are averaged to one point of a curve, as in the paper's Figure 5
 AVERAGED = 100
+#: number of mini-batches in a turn of an optimizer, after which the bar moves
+TURN = 20
 #: number of lines written while training if there is no terminal to draw on
 PLAIN_LINES = 4
 
@@ -38,6 +40,8 @@ class Run:
         self.lr = lr
         self.model, data = zebra.start(seed)
         self._losses = training.losses(make(list(self.model.parameters())), partial(zebra.loss, self.model), data)
+        self._open: list[float] = []
+        self.done = 0
         self.iterations: list[int] = []
         self.losses: list[float] = []
         self.times: list[float] = []
@@ -52,14 +56,22 @@ class Run:
         """Point of the curve after some mini-batches, or the first one after these."""
         return next(loss for done, loss in zip(self.iterations, self.losses, strict=True) if done >= iterations)
 
-    def advance(self, iterations: int) -> None:
-        """Train on ``iterations`` mini-batches, and add their mean loss to the curve."""
+    @property
+    def complete(self) -> bool:
+        """Whether the curve has a point for all mini-batches so far."""
+        return not self._open
+
+    def advance(self, iterations: int, point: int) -> None:
+        """Train on ``iterations`` mini-batches; ``point`` mini-batches, averaged, are a point of the curve."""
         begin = time.perf_counter()
-        losses = list(islice(self._losses, iterations))
+        self._open += islice(self._losses, min(iterations, point - len(self._open)))
         self.seconds += time.perf_counter() - begin
-        self.iterations.append(sum(self.iterations[-1:]) + iterations)
-        self.losses.append(fmean(losses))
-        self.times.append(self.seconds)
+        if len(self._open) == point:
+            self.iterations.append(sum(self.iterations[-1:]) + point)
+            self.losses.append(fmean(self._open))
+            self.times.append(self.seconds)
+            self._open.clear()
+        self.done = sum(self.iterations[-1:]) + len(self._open)
 
 
 def runs(seed: int, paper: bool = False) -> list[Run]:
@@ -85,21 +97,27 @@ def runs(seed: int, paper: bool = False) -> list[Run]:
 
 
 def race(seed: int, iterations: int, paper: bool = False) -> Iterator[list[Run]]:
-    """Train all in turns, and yield them whenever PSGD has a new point on its curve.
+    """Train all in turns, and yield them after each turn of all.
 
     The others go on until they have had as many mini-batches and as many seconds as PSGD. If the number of mini-batches
     is not a multiple, the first point averages fewer, as the last is the result.
     """
     first, *others = found = runs(seed, paper)
-    full, rest = divmod(iterations, AVERAGED)
+    rest = iterations % AVERAGED
     with _one_thread():
-        for size in [rest] * (rest > 0) + [AVERAGED] * full:
-            first.advance(size)
+        while first.done < iterations:
+            first.advance(TURN, _point(first, rest))
             for run in others:
-                run.advance(size)
-                while run.seconds < first.seconds:
-                    run.advance(AVERAGED)
+                while run.done < first.done or run.seconds < first.seconds:
+                    run.advance(TURN, _point(run, rest))
+                while first.done == iterations and not run.complete:
+                    run.advance(TURN, _point(run, rest))
             yield found
+
+
+def _point(run: Run, rest: int) -> int:
+    """Number of mini-batches of the next point of a curve."""
+    return rest if rest and not run.iterations else AVERAGED
 
 
 @contextmanager
@@ -138,7 +156,7 @@ def _show_bars(console: Console, progress: Iterator[list[Run]], iterations: int)
     with Progress(*columns, console=console) as bars:
         task = bars.add_task("PSGD", total=iterations, status="")
         for found in progress:
-            bars.update(task, completed=found[0].iterations[-1], status=_status(found))
+            bars.update(task, completed=found[0].done, status=_status(found))
     return found
 
 
@@ -146,7 +164,7 @@ def _show_lines(console: Console, progress: Iterator[list[Run]], iterations: int
     found: list[Run] = []
     lines = 0
     for found in progress:
-        done = found[0].iterations[-1]
+        done = found[0].done
         if done * PLAIN_LINES >= (lines + 1) * iterations:
             lines = done * PLAIN_LINES // iterations
             console.print(f"{done:>7,} of {iterations:,} mini-batches: {_status(found)}", highlight=False)
@@ -154,8 +172,8 @@ def _show_lines(console: Console, progress: Iterator[list[Run]], iterations: int
 
 
 def _status(found: Sequence[Run]) -> str:
-    losses = ", ".join(f"{run.name} {run.loss:.3f}" for run in found)
-    return f"{found[0].seconds:.1f} s each, loss {losses}"
+    losses = ", ".join(f"{run.name} {run.loss:.3f}" for run in found if run.losses)
+    return f"{found[0].seconds:.1f} s each" + (f", loss {losses}" if losses else "")
 
 
 # ---------------------------------------------------------------- what is left of it

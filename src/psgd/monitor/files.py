@@ -131,5 +131,10 @@ def _line(cells: Iterable[str]) -> bytes:
     return text.getvalue().encode()
 
 
+def text_of(content: bytes) -> str:
+    """Text of a file that may be damaged; Python 3.10 refuses to read CSV with zero bytes."""
+    return content.replace(b"\0", b"?").decode("utf-8", "replace")
+
+
 def _cells(line: bytes) -> list[str]:
-    return next(csv.reader([line.decode("utf-8", "replace")]), [])
+    return next(csv.reader([text_of(line)]), [])

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from statistics import median
 
+from .files import text_of
 from .record import FIRST
 
 
@@ -76,7 +77,7 @@ class History:
                 raise HistoryError(f"{self.path} is not a file of psgd.Monitor")
             return False
         self._offset += len(whole) + 1
-        for cells in csv.reader(whole.decode("utf-8", "replace").splitlines()):
+        for cells in csv.reader(text_of(whole).splitlines()):
             self._line += 1
             self._take(cells)
         return True

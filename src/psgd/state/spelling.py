@@ -15,7 +15,7 @@ R = TypeVar("R")
 _ELSEWHERE = {
     "beta": "momentum",
     "beta1": "momentum",
-    "betas": "momentum",
+    "betas": "momentum",  # in a param group; for the constructor there is a longer answer
     "learning_rate": "lr",
     "lr_preconditioner": "precond_lr",
     "preconditioner_lr": "precond_lr",
@@ -23,6 +23,28 @@ _ELSEWHERE = {
     "wd": "weight_decay",
 }
 
+
+_AUTOMATIC = "leave it out, as steps are batched, and on a GPU captured as CUDA graphs, automatically"
+_NO_LINE_SEARCH = "leave it out, as each call of step takes one step, without a line search"
+
+#: options of other optimizers that have no counterpart of the same kind, and what to use instead
+_INSTEAD = {
+    "amsgrad": "leave it out, as clip_outliers and max_rms limit steps",
+    "betas": "use momentum for the first of them; precond_lr comes closest to the second",
+    "capturable": _AUTOMATIC,
+    "dampening": "leave it out, as momentum is an average with the weights momentum and 1 − momentum",
+    "differentiable": "leave it out, as steps are not differentiable",
+    "eps": "use the damping of a probe, such as probe=Whitening(damping=…), which is relative to the gradients",
+    "foreach": _AUTOMATIC,
+    "fused": _AUTOMATIC,
+    "history_size": "use preconditioner=Dense() for up to some thousand parameters, or LowRank(rank) for more",
+    "line_search_fn": _NO_LINE_SEARCH,
+    "max_eval": _NO_LINE_SEARCH,
+    "max_iter": _NO_LINE_SEARCH,
+    "nesterov": "leave it out, as momentum is a plain average of gradients",
+    "tolerance_change": _NO_LINE_SEARCH,
+    "tolerance_grad": _NO_LINE_SEARCH,
+}
 
 #: options of the default structure
 OF_STRUCTURE = ("max_dense", "max_skew", "inverse_free")
@@ -43,7 +65,7 @@ def meant(name: str, known: Collection[str], cutoff: float = 0.6) -> str | None:
 
 
 def suggests(function: Callable[P, R]) -> Callable[P, R]:
-    """Function that raises ``TypeError`` for a misspelt keyword and names the right one, as Python 3.13 does."""
+    """Function that raises ``TypeError`` for a misspelt or foreign keyword, and names the right one."""
     known = list(inspect.signature(function).parameters)
 
     @wraps(function)
@@ -51,6 +73,8 @@ def suggests(function: Callable[P, R]) -> Callable[P, R]:
         for name in kwargs:
             if name in known:
                 continue
+            if name in _INSTEAD:
+                raise TypeError(f"{name}: an option of other optimizers; {_INSTEAD[name]}")
             if name in OF_STRUCTURE:
                 raise TypeError(f"{name}: PSGD has no such option; did you mean preconditioner=Kronecker({name}=…)?")
             if (right := meant(name, known, cutoff=0.7)) is not None:

@@ -79,6 +79,17 @@ def step(name: str) -> float:
     return cell("step", name, "mean ms")
 
 
+def on_h200(name: str, when: str = "later") -> float:
+    """Milliseconds of a step in the comparison of two versions."""
+    return float(result("bench/step-h200")["rows"][name][when])
+
+
+def final(setting: str, seed: int = 100) -> float:
+    """Last validation loss of the last run of a language model with a setting."""
+    runs = [run for run in result("bench/lm-52m")["runs"] if (run["setting"], run["seed"]) == (setting, seed)]
+    return float(runs[-1]["rows"][-1]["loss"])
+
+
 SOAP, WHITENING, DENSE = "pytorch_optimizer.SOAP", "PSGD, whitening", "PSGD, dense"
 PAPERS, OURS = "Preconditioner 3 with the paper's settings solves", "Preconditioner 3 with our recommended settings"
 
@@ -155,14 +166,52 @@ QUOTES: list[tuple[str, str, Sequence[float]]] = [
     (
         "docs/choose.md",
         "# ms [at the shapes of GPT-2](results.md#one-step), where AdamW takes # ms; # ms for a step that does not",
-        [step("PSGD"), step("AdamW"), step("PSGD, no update")],
+        [on_h200("gpt2"), on_h200("gpt2, AdamW"), on_h200("gpt2, no update")],
     ),
-    ("docs/choose.md", "# ms in bfloat16 at the same shapes", [step("PSGD, bf16 Q")]),
-    ("docs/choose.md", "(# ms compared with # ms for [a step", [step("PSGD, triangular"), step("PSGD")]),
+    ("docs/choose.md", "# ms in bfloat16 at the same shapes", [on_h200("gpt2, bf16 Q")]),
+    ("docs/choose.md", "(# ms compared with # ms for [a step", [step("PSGD, triangular"), on_h200("gpt2")]),
+    *(
+        ("docs/results.md", f"| {label} | {kind} | # | # |", [on_h200(row, "before"), on_h200(row, "after")])
+        for label, kind, row in (
+            ("52.7 million parameters, all axes but the vocabulary dense", "float32 `Q`", "52m"),
+            ("GPT-2, 124 million parameters", "float32 `Q`", "gpt2"),
+            ("GPT-2, dense up to 8192", "bfloat16 `Q`", "gpt2, bf16 Q, dense up to 8192"),
+        )
+    ),
+    *(
+        (page, text, [final("psgd:0.001:0.1", 7), final("muon:0.01:0.1", 7), final("adamw:0.001:0.1", 7)])
+        for page, text in (
+            (
+                "README.md",
+                "a validation loss of # with the default learning rate, where Muon at its best of three learning rates "
+                "reaches # and AdamW at its best of two #.",
+            ),
+        )
+    ),
+    (
+        "docs/transformers.md",
+        "| 0.001, its default | #, # |",
+        [final("psgd:0.001:0.1", 7), final("psgd:0.001:0.1", 8)],
+    ),
+    ("docs/transformers.md", "| 0.01 | #, # |", [final("muon:0.01:0.1", 7), final("muon:0.01:0.1", 8)]),
+    (
+        "docs/transformers.md",
+        "| 0.001, weight decay 1 | # | the same, `precond_lr=0.2` | # |",
+        [final("psgd:0.001:1"), final("psgd:0.0005:1:precond_lr=0.2")],
+    ),
+    (
+        "docs/transformers.md",
+        "| 0.002, weight decay 0.1 | # | the same, `update_every=2` | # |",
+        [final("psgd:0.002:0.1"), final("psgd:0.0005:1:update_every=2")],
+    ),
     (
         "README.md",
-        "# ms in tf32 and # ms with a `bfloat16` `Q`, where fused AdamW takes #, Muon #, SOAP # and kron_torch # ms.",
-        [*map(step, ("PSGD", "PSGD, bf16 Q", "AdamW", "Muon", SOAP, "kron_torch.Kron"))],
+        "# ms in tf32 and # ms with a `bfloat16` `Q`, where fused AdamW takes # ms. In a run during the development of "
+        "version 0.1.0 Muon took #, SOAP # and kron_torch # ms.",
+        [
+            *map(on_h200, ("gpt2", "gpt2, bf16 Q", "gpt2, AdamW")),
+            *map(step, ("Muon", SOAP, "kron_torch.Kron")),
+        ],
     ),
     (
         "docs/results.md",

@@ -54,6 +54,7 @@ class Transformer:
 
 MODELS = {
     "gpt2": Transformer(layers=12, width=768, vocabulary=50304),
+    "52m": Transformer(layers=14, width=512, vocabulary=8192, context=512),
     "small": Transformer(layers=2, width=128, vocabulary=1000),
 }
 

@@ -28,7 +28,7 @@ class Whitening(Probe):
     one is given, the optimizer uses the gradients that are present after its call, if any, as torch's optimizers do.
     There is no secant equation between ``v`` and ``g``, so the criteria ``c1`` and ``c2`` have nothing to fit and are
     refused. Whitened gradients do not become smaller near a minimum, so the learning rate should. A learning rate of
-    0.001 is a good start, or 0.0005 for large transformers.
+    0.001 is a good start.
 
     Args:
         of_average: whiten the average of the gradients, which a step with momentum preconditions, instead of the

@@ -6,6 +6,7 @@ import copy
 import gc
 import math
 import resource
+import sys
 from functools import cache, partial
 from itertools import pairwise
 
@@ -355,6 +356,8 @@ def test_peak_memory_of_a_step(probe, sizes, structure):
             steps(probe, optimizer, loss_of)
     # HessianVector writes no `.grad`: the gradients themselves, once the parameters, come on top.
     times = 6 if isinstance(probe, HessianVector) else 5
+    # Python 3.10 keeps the arguments of a call until it returns, so a pair that is handed over is freed later.
+    times += sys.version_info < (3, 11)
     activations = 4 * 2 * sum(sizes) * 4
     factors = sum(stack.group.nbytes() for stack in optimizer.stacks)
     allowed = times * size + activations + (2 * factors if structure.own_normalization else 0)

@@ -98,7 +98,8 @@ def test_from_end_to_end(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(peers, "OURS", (peers.PSGD_FLOAT32,))
     monkeypatch.setitem(step.MODELS, "small", TINY)
     absent = peers.Peer("abacus.Beads", peers.sgd, 0.1, "abacus")
-    monkeypatch.setitem(peers.PEERS, absent.name, absent)
+    for known in (peers.PEERS, peers.KNOWN):
+        monkeypatch.setitem(known, absent.name, absent)
     assert cli.main(["bench", "step", "--quick", "--peers", "sgd,abacus,lbfgs"]) == 0
     out = capsys.readouterr().out
     assert "abacus.Beads: abacus is not installed: pip install 'psgd[bench]'" in out

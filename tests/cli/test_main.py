@@ -102,7 +102,8 @@ def test_help_of_each_command_has_examples_that_can_be_run(command, capsys, monk
     text = capsys.readouterr().out
     assert text.isascii()
     assert "\x1b" not in text
-    options = re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE)
+    lines = re.findall(r"^  ((?:--?[\w-]+(?:, )?)+)", text, re.MULTILINE)
+    options = [name for line in lines for name in line.split(", ")]
     examples = re.findall(rf"^ +(?:.*\()?psgd {command}\b(.*)", text, re.MULTILINE)
     assert len(examples) >= 2
     for example in examples:

@@ -125,8 +125,8 @@ class InverseFree(Group):
 
         A diagonal factor has a product and a sum of squares of N elements, ``3 N``, and ``7 n`` for itself. The first
         one beside others has two power iterations, from two starts, for the spectral norm of the step, ``18 N``, or in
-        the update of a matrix, which has found the direction already, ``2 N``.
-        Between updates ``P g`` of a dense factor costs ``2 n N``, and ``P``, found once, ``2 n³``.
+        the update of a matrix, which has found the direction already, ``2 N``. Between updates ``P g`` of a dense
+        factor costs ``2 n N``, and ``P``, found once, ``2 n³``.
         """
         numel = math.prod(self.dims)
         between = update_every - 1

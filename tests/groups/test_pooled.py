@@ -301,6 +301,17 @@ def test_a_thin_step_is_that_of_the_tangent_it_does_not_form(monkeypatch: pytest
             assert 0.7 < ratio < 1.4
 
 
+@pytest.mark.parametrize("damping", [0.0, 10.0])
+def test_the_damping_does_not_hide_the_direction_that_is_stretched_most(damping: float):
+    """Damping is largest where gradients are small, and it is no part of the step."""
+    case = Case((40, 6), Kronecker(max_dense=6))
+    group, g = case.group(), torch.zeros(1, 40, 6, dtype=torch.float64)
+    g[0, :, 0] = torch.randn(40, dtype=torch.float64)
+    (array,) = Pooled([group]).whiten_([g], 0.1, damping, YES).arrays
+    exact = torch.linalg.matrix_norm(multiplied(array), 2)
+    torch.testing.assert_close(array.spectral_norm(0), exact, rtol=1e-6, atol=0.0)
+
+
 def test_useless_blocks_do_not_disturb_the_others():
     case = Case((4, 3))
     group, (g,) = case.group(batch=3), case.vectors(1, batch=3)

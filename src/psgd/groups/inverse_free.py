@@ -124,8 +124,8 @@ class InverseFree(Group):
         """FLOPs of each factor in an average step of one block that ``Pooled`` whitens, with c3.
 
         A diagonal factor has a product and a sum of squares of N elements, ``3 N``, and ``7 n`` for itself. The first
-        one beside others has two power iterations, from two starts, for the spectral norm of the step, ``18 N``, or in
-        the update of a matrix, which has found the direction already, ``2 N``. Between updates ``P g`` of a dense
+        one beside others has two power iterations, from two starts, for the spectral norm of the step, ``18 N``, or
+        ``2 N`` in the update of a matrix without damping, which finds the direction. Between updates ``P g`` of a dense
         factor costs ``2 n N``, and ``P``, found once, ``2 n³``.
         """
         numel = math.prod(self.dims)
@@ -138,7 +138,9 @@ class InverseFree(Group):
                 precondition = 2 * n**3 * (between > 0) + 2 * n * numel * between
             else:
                 knows = len(self.dims) == 2 and isinstance(self.factors[1 - axis], NearSymmetric)
-                update = 3 * numel + 7 * n + (spectrum / 9 if knows else spectrum)
+                update = (
+                    3 * numel + 7 * n + ((2 * (KINDS - 1) + 18) * numel / KINDS if knows and spectrum else spectrum)
+                )
                 precondition = (numel + n + spectrum) * between
             each.append((update + precondition) / update_every)
         return each

@@ -87,7 +87,7 @@ class Whitener:
         targets, drawn = self.factors.targets(support or [None] * len(self.groups))
         usable = usable & (drawn > 0)
         tasks = [
-            partial(self._descend_, lr, usable, pool, target, whitened, tangents[pool])
+            partial(self._descend_, lr, usable, pool, target, whitened, tangents[pool], damping > 0)
             if pool in tangents
             else partial(self._descend_thin_, lr, usable, pool, target, arrays, roots[pool])
             for pool, target in zip(self.pools, targets, strict=True)
@@ -223,11 +223,18 @@ class Whitener:
         return joined(self._at_once(self._length, shortest, sizes=shortest))
 
     def _descend_(
-        self, lr: float | Tensor, usable: Tensor, pool: Pool, target: Target, whitened: Sequence[Scaled], S: Tensor
+        self,
+        lr: float | Tensor,
+        usable: Tensor,
+        pool: Pool,
+        target: Target,
+        whitened: Sequence[Scaled],
+        S: Tensor,
+        damped: bool,
     ) -> Tensor:
         """Move the factors of a pool along ``S − target``; return whether that is finite, for each factor."""
         norm, square, direction = norm_(S)
-        if direction is not None:
+        if direction is not None and not damped:  # the damping is largest where gradients are small
             for (g, _), rows in pool.rows.items():
                 if len(self.groups[g].dims) == 2:
                     whitened[g].direction = direction[rows]

@@ -60,9 +60,9 @@ def plan(
     Kronecker(max_dense=2048, max_skew=256, inverse_free=True)
     blocks        shape     structure                             Q    average     FLOP  ranks
     3 × layers.*  512×128   symmetric 512 ⊗ symmetric 128   1.1 MiB  256.0 KiB  389.7 M    0–1
-    embedding     4096×128  diagonal 4096 ⊗ symmetric 128  80.0 KiB    2.0 MiB  280.1 M      0
+    embedding     4096×128  diagonal 4096 ⊗ symmetric 128  80.0 KiB    2.0 MiB  280.6 M      0
     all 4, of 720,896 elements: Q 3.3 MiB, average 2.8 MiB, work 1.4 GFLOP
-    2 ranks: at most 3.4 MiB and 779.5 MFLOP, mean 3.0 MiB and 724.6 MFLOP, balance 1.114
+    2 ranks: at most 3.4 MiB and 779.5 MFLOP, mean 3.0 MiB and 724.9 MFLOP, balance 1.114
     """
     if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
         raise ValueError(f"world_size={world_size!r}: plan wants a whole number of at least 1")

@@ -137,10 +137,8 @@ class InverseFree(Group):
                 update = self._flops_of_update(axis)
                 precondition = 2 * n**3 * (between > 0) + 2 * n * numel * between
             else:
-                knows = len(self.dims) == 2 and isinstance(self.factors[1 - axis], NearSymmetric)
-                update = (
-                    3 * numel + 7 * n + ((2 * (KINDS - 1) + 18) * numel / KINDS if knows and spectrum else spectrum)
-                )
+                finds = spectrum and len(self.dims) == 2 and isinstance(self.factors[1 - axis], NearSymmetric)
+                update = 3 * numel + 7 * n + ((2 * (KINDS - 1) * numel + spectrum) / KINDS if finds else spectrum)
                 precondition = (numel + n + spectrum) * between
             each.append((update + precondition) / update_every)
         return each

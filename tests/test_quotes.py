@@ -110,16 +110,6 @@ QUOTES: list[tuple[str, str, Sequence[float]]] = [
     ),
     (
         "docs/results.md",
-        "PSGD solves # of them",
-        measured("rnn-suite", "Preconditioned SGD solves more of the problems than SGD")[:1],
-    ),
-    (
-        "docs/results.md",
-        "Adam at 0.001 solves #,",
-        measured("rnn-suite", "Preconditioned SGD solves more of the problems than Adam")[1:],
-    ),
-    (
-        "docs/results.md",
         "their error falls to #e-6 in float32, while the error of the paper's triangular factors stays at #.",
         [
             1e6 * float(result("bench/fit")["table"]["rows"][1][1]),

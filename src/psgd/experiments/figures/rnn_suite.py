@@ -64,6 +64,7 @@ def solved_after(result: Result) -> float:
 
 def draw(results: Results) -> Picture:
     picture = Picture(figsize=(11, 5.5), layout="constrained")
+    longest = max(result.column("iteration")[-1] for by_label in results.values() for result in by_label.values())
     for panel, problem in zip(picture.subplots(2, 4).flat, PROBLEMS, strict=True):
         for optimizer in OPTIMIZERS:
             for by_label in results.values():
@@ -74,10 +75,13 @@ def draw(results: Results) -> Picture:
                     values = [max(value, 1e-3) for value in result.column("wrong")]
                     color = COLOR[optimizer]
                     marker = "." if len(values) == 1 else None
-                    panel.loglog(
+                    panel.plot(
                         result.column("iteration"), values, color=color, linewidth=1.1, marker=marker, label=optimizer
                     )
         panel.axhline(SOLVED, color="grey", linewidth=0.6)
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        panel.set_xlim(0.8 * EVERY, 1.2 * max(longest, 2 * EVERY))
         panel.set_ylim(8e-4, 2)
         panel.set_title(problem, fontsize="medium")
         panel.grid(alpha=0.3)
@@ -151,7 +155,7 @@ FIGURE = Figure(
     "rates, of which the better counts. A problem is solved when fewer than 1 % of 1,000 fresh sequences are "
     "answered wrongly anywhere; a number is wrong if it is off by more than 0.04. A run ends there. The length is that "
     "of the sequences, for memorisation that of the pause.",
-    quick={"length": 30, "iterations": 1_000, "seeds": 1, "baseline_seeds": 1},
+    quick={"length": 30, "iterations": 4_000, "seeds": 1, "baseline_seeds": 1},
     full={"length": 100, "iterations": 8_000, "seeds": 5, "baseline_seeds": 1},
     runs=runs,
     draw=draw,

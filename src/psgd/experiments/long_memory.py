@@ -3,14 +3,16 @@
 They go back to Hochreiter & Schmidhuber (1997) and Martens & Sutskever (2011). All ask for something that was near
 the beginning of a long sequence, so that a network without a memory does no better than one that ignores its input.
 
-Lengths, places and tolerances follow these two papers. The length of a mini-batch is uniform between T and 1.1 T, for
-memorisation and random permutation it is fixed (T is then the pause, or the whole sequence). Of two marks, the first is
-in the first tenth and the second after it in the first half. Symbols whose order is asked for stand at 10 to 20 % and
-50 to 60 % of the length, three of them at 10 to 20 %, 33 to 43 % and 66 to 76 %. A number is right if it is off by no
-more than 0.04. A problem is solved when fewer than 1 % of 1,000 fresh sequences are answered wrongly. Ours, and
-stricter than there: a memorised sequence counts as wrong if any of its symbols is. Ours are also the values of XOR,
-±½; sequences without a symbol of their own for the beginning and the end; and symbols of a permutation that are all
-different.
+Theirs: the length of a mini-batch is uniform between T and 1.1 T, but fixed for memorisation and random permutation (T
+is then the pause, or the whole sequence), and a number is right if it is off by no more than 0.04; both were checked
+against the public code that made the data of the second paper. Of two marks, the first is in the first tenth and the
+second after it in the first half. Symbols whose order is asked for stand at 10 to 20 % and 50 to 60 % of the length,
+three of them at 10 to 20 %, 33 to 43 % and 66 to 76 %; these places were not checked against the text of the papers. A
+problem is solved when fewer than 1 % of 1,000 fresh sequences are answered wrongly.
+
+Ours, and stricter: a memorised sequence counts as wrong if any of its symbols is. Ours are also the values of XOR, ±½,
+and of addition, centred; sequences without a symbol of their own for the beginning and the end; and permutations of
+which only the first symbol is asked for, at the end.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def tables(results: Results) -> list[Table]:
             lowest = min(min(result.column("wrong")) for of_seed in found for result in of_seed)
             return f"not solved ({lowest:.2g} wrong)"
         return f"solved {len(times)} of {len(best)}, {min(times):,.0f}" + (
-            f" to {max(times):,.0f}" if len(times) > 1 else ""
+            f" to {max(times):,.0f}" if max(times) > min(times) else ""
         )
 
     rows = [[problem, *(cell(problem, optimizer) for optimizer in OPTIMIZERS)] for problem in PROBLEMS]

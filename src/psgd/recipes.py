@@ -25,6 +25,8 @@ def whiten(
     """Create an optimizer that whitens gradients, in place of ``torch.optim.AdamW(model.parameters(), …)``.
 
     It works with the ordinary training loop, ``loss.backward(); optimizer.step()``, and suits networks of any size.
+    A recurrent network that has to remember for long needs a smaller learning rate and an initialisation of its own:
+    see [Recurrent networks](recurrent.md).
 
     Args:
         model: the model; its frozen parameters are left out
@@ -57,6 +59,8 @@ def newton(
     Each step needs a closure, as with ``torch.optim.LBFGS``: ``optimizer.step(closure)``. It evaluates two gradients of
     the same mini-batch. This optimizer suits smooth functions, ill-conditioned regression, factorisations and networks
     for physics. For these, steps that shrink towards the minimum are worth a second gradient.
+    Recurrent networks that have to remember for long learn more reliably with ``whiten`` and an initialisation of their
+    own, see [Recurrent networks](recurrent.md).
 
     Args:
         model: the model; its frozen parameters are left out. Its buffers, such as the statistics of batch

@@ -80,7 +80,7 @@ def start_equalizer(device: str, seed: int) -> Start:
 
 
 def start_addition(device: str, seed: int, length: int = 30) -> Start:
-    task = recurrent.PROBLEMS["addition"]
+    task = recurrent.ADDITION
     model, generator = task.start(seed)
     model.to(device)
     tests = next(task.batches(torch.Generator().manual_seed(2**31 + seed), length, device, recurrent.TEST))

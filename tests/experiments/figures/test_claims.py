@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from psgd.experiments.figures import classifiers, complexity, fig2, fig3, fig6
+from psgd.experiments.figures import classifiers, complexity, fig2, fig3, fig6, rnn_suite
 from psgd.experiments.hessians import SCENARIOS
+from psgd.experiments.long_memory import PROBLEMS
 from psgd.experiments.run import Result
 from tests.experiments.runs import result
 
@@ -84,6 +87,29 @@ def test_the_share_of_solved_seeds_decides():
     assert check([solved] * 9 + [stuck]).holds
     assert not check([solved] * 8 + [stuck] * 2).holds
     assert check([stuck]).measured == "0 of 1 seeds solved"
+
+
+class TestSuite:
+    def curve(self, problem: str, solved: bool) -> Result:
+        made = result(problem, iteration=[100, 200], wrong=[0.5, 0.009 if solved else 0.01])
+        return replace(made, settings={"problem": problem})
+
+    def test_every_problem_has_to_be_solved_on_four_of_five_seeds(self):
+        good, fair, bad = ([self.curve("XOR", k < count) for k in range(5)] for count in (5, 4, 3))
+        assert rnn_suite.solves_all(good, fair).holds
+        assert rnn_suite.solves_all(good, fair).measured == "2 of 2 problems, XOR on 4 of 5 seeds"
+        verdict = rnn_suite.solves_all(good, bad)
+        assert not verdict.holds
+        assert verdict.measured == "1 of 2 problems, XOR on 3 of 5 seeds"
+
+    def test_a_problem_counts_once_for_a_rival_with_two_learning_rates(self):
+        ours = [self.curve(problem, k < 2) for k, problem in enumerate(PROBLEMS)]
+        once = [self.curve("XOR", True), self.curve("XOR", True), self.curve("addition", False)]
+        assert rnn_suite.solves_more_than("Adam")(*ours, *once).holds
+        twice = [self.curve("XOR", True), self.curve("addition", True)]
+        verdict = rnn_suite.solves_more_than("Adam")(*ours, *twice)
+        assert not verdict.holds
+        assert verdict.measured == "2 problems against 2 by Adam"
 
 
 def test_the_time_of_an_update_is_what_gradients_and_steps_leave():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psgd.experiments.figures import fig3, fig5, fig6, fig7, fig8, fig9
+from psgd.experiments.figures import fig3, fig5, fig6, fig7, fig8, fig9, rnn_suite
 
 
 def labels(module, seed: int, size: str = "full") -> set[str]:
@@ -14,6 +14,8 @@ def test_the_first_seed_has_everything_and_later_ones_what_claims_need():
     assert labels(fig6, 0) == {fig6.SGD, fig6.C1, fig6.C2, fig6.C3, fig6.OURS}
     assert labels(fig6, 9) == {fig6.C3, fig6.OURS}
     assert len(labels(fig7, 0)) == 8
+    assert len(labels(rnn_suite, 0)) == 8 * 6
+    assert labels(rnn_suite, 4) == set(rnn_suite.OURS)
     assert len(labels(fig8, 0)) == 9
     assert labels(fig8, 4) == {fig8.SMALL_SGD, fig8.SGD, fig8.C3, fig8.REGULARIZED}
 

@@ -54,7 +54,7 @@ Start = tuple[nn.Module, Callable[..., Tensor], Iterator[tuple[Tensor, ...]]]
 
 
 def _rnn(length: int, seed: int, device: str) -> Start:
-    task = recurrent.PROBLEMS["addition"]
+    task = recurrent.ADDITION
     model, generator = task.start(seed)
     return model.to(device), task.loss, task.batches(generator, length, device)
 

@@ -35,7 +35,7 @@ def runs(size: Size, seed: int) -> list[Run]:
             C1: {"method": "c1", **PAPER},
             C2: {"method": "c2", **PAPER},
         }
-    common = {key: size[key] for key in ("length", "iterations", "stop")} | {"problem": "addition"}
+    common = {key: size[key] for key in ("length", "iterations", "stop")}
     return [
         Run(
             "fig6",

@@ -1,4 +1,4 @@
-"""Eight problems that need a long memory: solved or not, by SGD, Adam and PSGD."""
+"""Eight problems that need a long memory: solved or not, by SGD, Adam, RMSProp and PSGD."""
 
 from __future__ import annotations
 
@@ -8,132 +8,176 @@ from typing import Any
 
 from matplotlib.figure import Figure as Picture
 
-from ..claim import Claim, Verdict
+from ..claim import SHARE, Claim, Verdict
 from ..drawing import COLORS
 from ..figure import Figure, Size, Table
-from ..recurrent import EVERY, PROBLEMS, RECOMMENDED, train
+from ..long_memory import PROBLEMS, RECIPE, SOLVED, train
+from ..recurrent import EVERY
 from ..run import Result, Results, Run
 
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "SGD": {"method": "SGD", "lr": 0.1},
-    "Adam": {"method": "Adam", "lr": 0.001},
-    "PSGD": {"method": "c3", **RECOMMENDED},
+#: settings of each optimizer: of the others one or two learning rates, of which the better counts
+OPTIMIZERS: dict[str, list[dict[str, Any]]] = {
+    "SGD": [{"method": "SGD", "lr": 0.1}],
+    "Adam": [{"method": "Adam", "lr": lr} for lr in (3e-4, 1e-3)],
+    "RMSProp": [{"method": "RMSProp", "lr": lr} for lr in (1e-4, 3e-4)],
+    "PSGD": [{"method": "PSGD", **RECIPE}],
 }
+#: seconds per mini-batch and time step, approximately
+SECONDS = {"PSGD": 2.5e-4} | dict.fromkeys(("SGD", "Adam", "RMSProp"), 1.2e-4)
+#: share of the mini-batches after which PSGD is done, approximately; 0.1 for other problems
+SHARES = {"20-bit memorisation": 1.0, "addition": 0.5, "multiplication": 0.4}
+COLOR = COLORS | {"PSGD": COLORS["c3"]}
 
 
-def _label(problem: str, optimizer: str) -> str:
-    return f"{problem}: {optimizer}"
+def _labels(problem: str, optimizer: str) -> list[str]:
+    """Labels of the runs of an optimizer on a problem, one for each learning rate."""
+    settings = OPTIMIZERS[optimizer]
+    if len(settings) == 1:
+        return [f"{problem}: {optimizer}"]
+    return [f"{problem}: {optimizer}, {options['lr']:g}" for options in settings]
 
 
 def runs(size: Size, seed: int) -> list[Run]:
-    common = {"length": size["length"], "iterations": size["iterations"], "stop": True}
+    """Runs of a seed; for the seeds after the first few only those of PSGD."""
+    common = {"length": size["length"], "iterations": size["iterations"]}
     return [
         Run(
             "rnn-suite",
-            _label(problem, name),
+            label,
             seed,
             train,
             {"problem": problem, **options, **common},
             size["iterations"] // EVERY,
-            size["iterations"] * size["length"] * (3.8e-4 if name == "PSGD" else 1.7e-4),
+            size["iterations"] * size["length"] * SECONDS[name] * (SHARES.get(problem, 0.1) if name == "PSGD" else 1),
         )
         for problem in PROBLEMS
-        for name, options in OPTIMIZERS.items()
+        for name, settings in OPTIMIZERS.items()
+        if name == "PSGD" or seed < size["baseline_seeds"]
+        for label, options in zip(_labels(problem, name), settings, strict=True)
     ]
+
+
+def solved_after(result: Result) -> float:
+    """Number of mini-batches until the problem is solved."""
+    return result.first_below("wrong", SOLVED)
 
 
 def draw(results: Results) -> Picture:
     picture = Picture(figsize=(11, 5.5), layout="constrained")
-    for panel, (name, problem) in zip(picture.subplots(2, 4).flat, PROBLEMS.items(), strict=True):
-        for optimizer, options in OPTIMIZERS.items():
+    longest = max(result.column("iteration")[-1] for by_label in results.values() for result in by_label.values())
+    for panel, problem in zip(picture.subplots(2, 4).flat, PROBLEMS, strict=True):
+        for optimizer in OPTIMIZERS:
             for by_label in results.values():
-                result = by_label[_label(name, optimizer)]
-                values = [max(value, 1e-3) for value in result.column("wrong")]
-                color = COLORS[options["method"]]
-                marker = "." if len(values) == 1 else None
-                panel.semilogy(
-                    result.column("iteration"), values, color=color, linewidth=1.1, marker=marker, label=optimizer
-                )
-        panel.axhline(problem.solved, color="grey", linewidth=0.6)
+                for label in _labels(problem, optimizer):
+                    if label not in by_label:
+                        continue
+                    result = by_label[label]
+                    values = [max(value, 1e-3) for value in result.column("wrong")]
+                    color = COLOR[optimizer]
+                    marker = "." if len(values) == 1 else None
+                    panel.plot(
+                        result.column("iteration"), values, color=color, linewidth=1.1, marker=marker, label=optimizer
+                    )
+        panel.axhline(SOLVED, color="grey", linewidth=0.6)
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        panel.set_xlim(0.8 * EVERY, 1.2 * max(longest, 2 * EVERY))
         panel.set_ylim(8e-4, 2)
-        panel.set_title(name, fontsize="medium")
+        panel.set_title(problem, fontsize="medium")
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
     picture.supxlabel("mini-batches", fontsize="medium")
-    picture.supylabel("share of wrong answers (unexplained variance)", fontsize="medium")
+    picture.supylabel("share of wrong answers", fontsize="medium")
     handles, names = picture.axes[0].get_legend_handles_labels()
     unique = dict(zip(names, handles, strict=True))
     picture.axes[0].legend(unique.values(), unique.keys(), fontsize="x-small", frameon=False)
     return picture
 
 
-def solved_after(result: Result) -> float:
-    """Number of mini-batches until the problem is solved."""
-    return result.first_below("wrong", PROBLEMS[str(result.settings["problem"])].solved)
-
-
 def tables(results: Results) -> list[Table]:
     def cell(problem: str, optimizer: str) -> str:
-        runs = [by_label[_label(problem, optimizer)] for by_label in results.values()]
-        times = [time for time in map(solved_after, runs) if isfinite(time)]
+        labels = _labels(problem, optimizer)
+        found = [[by_label[label] for label in labels if label in by_label] for by_label in results.values()]
+        found = [of_seed for of_seed in found if of_seed]
+        if not found:
+            return "not run"
+        best = [min(map(solved_after, of_seed)) for of_seed in found]
+        times = [time for time in best if isfinite(time)]
         if not times:
-            return f"not solved ({min(min(run.column('wrong')) for run in runs):.2g} wrong)"
-        return f"solved {len(times)} of {len(runs)}, {min(times):,.0f}" + (
-            f" to {max(times):,.0f}" if len(times) > 1 else ""
+            lowest = min(min(result.column("wrong")) for of_seed in found for result in of_seed)
+            return f"not solved ({lowest:.2g} wrong)"
+        return f"solved {len(times)} of {len(best)}, {min(times):,.0f}" + (
+            f" to {max(times):,.0f}" if max(times) > min(times) else ""
         )
 
     rows = [[problem, *(cell(problem, optimizer) for optimizer in OPTIMIZERS)] for problem in PROBLEMS]
-    return [
-        Table("Seeds on which each problem was solved, and after how many mini-batches", ("problem", *OPTIMIZERS), rows)
+    caption = (
+        "Seeds on which each problem was solved, and after how many mini-batches; the better of two learning rates"
+    )
+    return [Table(caption, ("problem", *OPTIMIZERS), rows)]
+
+
+def solves_all(*problems: Sequence[Result]) -> Verdict:
+    """Decide from the results of all seeds for each problem: each is solved on at least 4 of 5 seeds."""
+    counts = [sum(isfinite(solved_after(result)) for result in seeds) for seeds in problems]
+    enough = [count >= SHARE * len(seeds) for count, seeds in zip(counts, problems, strict=True)]
+    text = f"{sum(enough)} of {len(problems)} problems"
+    exceptions = [
+        f"{seeds[0].settings['problem']} on {count} of {len(seeds)} seeds"
+        for count, seeds in zip(counts, problems, strict=True)
+        if count < len(seeds)
     ]
+    return Verdict(all(enough), text + "".join(f", {exception}" for exception in exceptions))
 
 
 def count(results: Sequence[Result]) -> int:
-    return sum(isfinite(solved_after(result)) for result in results)
-
-
-def solves_all(*results: Result) -> Verdict:
-    missing = [str(result.settings["problem"]) for result in results if not isfinite(solved_after(result))]
-    text = f"{count(results)} of {len(results)} solved" + (f", not {' and not '.join(missing)}" if missing else "")
-    return Verdict(not missing, text)
+    """Number of problems that at least one of the runs solves."""
+    return len({result.settings["problem"] for result in results if isfinite(solved_after(result))})
 
 
 def solves_more_than(other: str) -> Callable[..., Verdict]:
     def check(*results: Result) -> Verdict:
         """Decide from PSGD's results, then those of the other."""
-        half = len(results) // 2
-        ours, theirs = count(results[:half]), count(results[half:])
+        ours, theirs = count(results[: len(PROBLEMS)]), count(results[len(PROBLEMS) :])
         return Verdict(ours > theirs, f"{ours} problems against {theirs} by {other}")
 
     return check
 
 
-OURS = [_label(problem, "PSGD") for problem in PROBLEMS]
+OURS = [label for problem in PROBLEMS for label in _labels(problem, "PSGD")]
 
 FIGURE = Figure(
     name="rnn-suite",
     title="Eight problems that need a long memory",
-    about="The recurrent network and the recommended settings of Figure 6 on eight problems, with SGD and Adam beside "
-    "them, each at one common step size (0.1 and 0.001), not tuned for each problem. A problem is solved when fewer "
-    "than 1 % of 1,000 fresh sequences are answered wrongly anywhere or, where the answer is a number, when less than "
-    "6 % of its variance is unexplained; a run ends there. The length is that of the sequences, for memorisation that "
-    "of the pause.",
-    quick={"length": 30, "iterations": 2_000, "seeds": 1},
-    full={"length": 100, "iterations": 5_000, "seeds": 1},
+    about="A recurrent network with 100 states on eight problems, by one recipe: whitened gradients, a learning rate "
+    "of 0.0002 and a feedback matrix with slow and fast rotations, found on other seeds than these. SGD, Adam and "
+    "RMSProp with momentum start from the same networks and have the same schedule; Adam and RMSProp have two learning "
+    "rates, of which the better counts. A problem is solved when fewer than 1 % of 1,000 fresh sequences are "
+    "answered wrongly anywhere; a number is wrong if it is off by more than 0.04. A run ends there. The length is that "
+    "of the sequences, for memorisation that of the pause.",
+    quick={"length": 30, "iterations": 4_000, "seeds": 1, "baseline_seeds": 1},
+    full={"length": 100, "iterations": 8_000, "seeds": 5, "baseline_seeds": 1},
     runs=runs,
     draw=draw,
     tables=tables,
     claims=(
-        Claim("c3_solves_all", "Preconditioned SGD solves all eight problems.", OURS, solves_all, source="ours"),
+        Claim(
+            "psgd_solves_all",
+            "Preconditioned SGD solves all eight problems, each on at least 4 of 5 seeds.",
+            OURS,
+            solves_all,
+            together=True,
+            source="ours",
+        ),
         *(
             Claim(
                 f"more_than_{other.lower()}",
                 f"Preconditioned SGD solves more of the problems than {other}.",
-                [*OURS, *(_label(problem, other) for problem in PROBLEMS)],
+                [*OURS, *(label for problem in PROBLEMS for label in _labels(problem, other))],
                 solves_more_than(other),
                 source="paper" if other == "SGD" else "ours",
             )
-            for other in ("SGD", "Adam")
+            for other in ("SGD", "Adam", "RMSProp")
         ),
     ),
 )

@@ -78,7 +78,7 @@ def test_the_command_repeats_the_run():
         (["step", "--rates", "3"], "step cannot be run in parts"),
         (["step", "--total", "3"], "step cannot be run in parts"),
         (["dense", "--model", "gpt2"], "dense has no choice of models"),
-        (["step", "--model", "gpt3"], "'gpt3' is none of gpt2, small"),
+        (["step", "--model", "gpt3"], "'gpt3' is none of gpt2, 52m, small"),
         (["dense", "--device", "abacus"], "abacus"),
         (["dense", "--limit", "0"], "--limit"),
     ],

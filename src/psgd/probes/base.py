@@ -35,6 +35,7 @@ class Evaluation:
     pairs: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class Average:
     """Averaged gradients of the blocks of a bucket, or the gradients themselves.
 
@@ -46,22 +47,15 @@ class Average:
         lengths: length of each block of the arrays, if it is known
     """
 
-    def __init__(
-        self,
-        pack: Callable[[], list[Tensor]],
-        weight: Tensor | None,
-        averaged: bool = True,
-        lengths: Tensor | None = None,
-    ) -> None:
-        self._pack = pack
-        self.weight = weight
-        self.averaged = averaged
-        self.lengths = lengths
+    pack: Callable[[], list[Tensor]]
+    weight: Tensor | None
+    averaged: bool = True
+    lengths: Tensor | None = None
 
     @cached_property
     def arrays(self) -> list[Tensor]:
         """Arrays ``(B, *shape)``, one for each group of ``Q``."""
-        return self._pack()
+        return self.pack()
 
     def unbiased(self) -> Iterator[Tensor]:
         """``m / weight``: an average that is unbiased from the first step on, or limited gradients."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from psgd.experiments.figures import classifiers, complexity, fig2, fig3, fig6, rnn_suite
+from psgd.experiments.figures import classifiers, complexity, fig2, fig3, fig6, rnn2d, rnn_suite
 from psgd.experiments.hessians import SCENARIOS
 from psgd.experiments.long_memory import PROBLEMS
 from psgd.experiments.run import Result
@@ -110,6 +110,18 @@ class TestSuite:
         verdict = rnn_suite.solves_more_than("Adam")(*ours, *twice)
         assert not verdict.holds
         assert verdict.measured == "2 problems against 2 by Adam"
+
+
+class TestReader:
+    def curve(self, images: int, errors: list[float]) -> Result:
+        made = result("PSGD", epoch=[float(k) for k in range(len(errors))], error=errors)
+        return replace(made, settings={"images": images})
+
+    @pytest.mark.parametrize(("images", "level"), [(60_000, 0.006), (4_000, 0.08)])
+    def test_the_error_at_the_end_decides(self, images, level):
+        assert rnn2d.reads(self.curve(images, [0.1, level])).holds
+        assert not rnn2d.reads(self.curve(images, [level, level + 1e-4])).holds
+        assert not rnn2d.reads(self.curve(images, [level, float("nan")])).holds
 
 
 def test_the_time_of_an_update_is_what_gradients_and_steps_leave():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from matplotlib.image import imread
 from psgd.experiments.figure import Figure, read
 from psgd.experiments.figures import FIGURES
 from psgd.experiments.reproduce import Order, Written, reproduce
+from psgd.experiments.rnn2d import Settings
 from tests.experiments.small_digits import small_digits  # noqa: F401
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
@@ -30,7 +31,11 @@ TINY: dict[str, dict[str, Any]] = {
     "fig9": MNIST,
     "complexity": {"rounds": 1, "length": 4, "seeds": 1},
     "rnn-suite": {"length": 10, "iterations": 100, "seeds": 2, "baseline_seeds": 1},
+    "rnn2d": asdict(Settings(states=[2, 2], sizes=[7, 2], strides=[7, 2], epochs=2, images=200))
+    | {"seeds": 2, "undistorted": 1},
 }
+#: figures whose full results are not in the documentation yet
+UNMEASURED = {"rnn2d"}
 EACH = pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
 
 
@@ -78,8 +83,13 @@ def test_claims_have_names_of_their_own():
 CLAIMS = [
     pytest.param(figure, claim, id=f"{figure.name}-{claim.name}")
     for figure in FIGURES.values()
+    if figure.name not in UNMEASURED
     for claim in figure.claims
 ]
+
+
+def test_results_are_there_for_all_other_figures():
+    assert {name for name in FIGURES if not (RESULTS / f"{name}.json").exists()} == UNMEASURED
 
 
 @pytest.mark.parametrize(("figure", "claim"), CLAIMS)
@@ -102,6 +112,7 @@ FREE: dict[str, float] = {"gradient": 0.1, "SGD": 0.5, "PSGD, no update": 1.0} |
 MADE_UP: dict[str, list[dict[str, float]]] = {
     "signs_are_kept": [{"direction": 0, "eigenvalue": -1.0}, {"direction": 1, "eigenvalue": -1.0}],
     "interleaved": [{"x2": 0.5, "class 1": 0.0, "changes": 0.0}],
+    "reads_digits": [{"epoch": 1, "iteration": 100, "error": 0.0061}],
     "psgd_solves_all": [{"iteration": 100, "wrong": 0.01}],
     "rare_updates_rnn": [FREE],
     "rare_updates_mnist": [FREE],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psgd.experiments.figures import fig3, fig5, fig6, fig7, fig8, fig9, rnn_suite
+from psgd.experiments.figures import fig3, fig5, fig6, fig7, fig8, fig9, rnn2d, rnn_suite
 
 
 def labels(module, seed: int, size: str = "full") -> set[str]:
@@ -16,6 +16,8 @@ def test_the_first_seed_has_everything_and_later_ones_what_claims_need():
     assert len(labels(fig7, 0)) == 8
     assert len(labels(rnn_suite, 0)) == 8 * 6
     assert labels(rnn_suite, 4) == set(rnn_suite.OURS)
+    assert labels(rnn2d, 0) == {rnn2d.OURS, rnn2d.UNDISTORTED}
+    assert labels(rnn2d, 4) == labels(rnn2d, 0, "quick") == {rnn2d.OURS}
     assert len(labels(fig8, 0)) == 9
     assert labels(fig8, 4) == {fig8.SMALL_SGD, fig8.SGD, fig8.C3, fig8.REGULARIZED}
 
@@ -40,3 +42,11 @@ def test_both_kinds_of_settings_of_the_recurrent_network_differ():
     assert papers["max_norm"] == 1
     assert ours["warmup"] > 0
     assert ours["momentum"] > 0
+
+
+def test_the_digit_reader_has_distortions_or_none():
+    distorted, plain = rnn2d.FIGURE.runs(rnn2d.FIGURE.full, 0)
+    limits = ("shift", "degrees", "scale")
+    assert all(distorted.settings[name] > 0 for name in limits)
+    assert not any(plain.settings[name] for name in limits)
+    assert {key for key, value in distorted.settings.items() if value != plain.settings[key]} == set(limits)

@@ -1,11 +1,14 @@
 """A soak: many steps of a small network in which everything that can go wrong does, again and again.
 
     PYTHONPATH=src python tools/soak.py --steps 1000000
+    PYTHONPATH=src python tools/soak.py --device cuda --seconds 3600
 
 Two optimizers train the same network on the same mini-batches. One of them meets, at random: a gradient of NaN or
 infinity, a loss multiplied by up to 1e12, a gradient of 1e30, gradients that are zero for a while, and parameters
 without a gradient for a while. Every ``--checkpoint`` steps it is saved, and a new one goes on from the file. At the
-end its loss must be close to that of the other, memory must not have grown, and all of ``Q`` must be finite.
+end its loss must be close to that of the other, memory must not have grown, and all of ``Q`` must be finite. With
+``--seconds`` it ends after that time, however many steps that are, and memory is compared with that after a tenth of
+the time.
 """
 
 from __future__ import annotations
@@ -77,9 +80,10 @@ class Faults:
 
 
 def memory() -> int:
-    """Resident memory in KiB."""
+    """Resident memory of the process and memory that tensors have on the GPU, in KiB."""
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize() // 1024
+        resident = int(file.read().split()[1]) * resource.getpagesize()
+    return (resident + (torch.cuda.memory_allocated() if torch.cuda.is_available() else 0)) // 1024
 
 
 def main() -> int:
@@ -89,17 +93,20 @@ def main() -> int:
     parser.add_argument("--checkpoint", type=int, default=10_000, help="steps from one checkpoint to the next")
     parser.add_argument("--calm", type=int, default=10, help="the other network takes one of so many of these steps")
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--device", default="cpu", help="device of the networks")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="time after which it ends")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(256, 6, generator=generator)
     y = torch.sin(x @ torch.randn(6, 2, generator=generator))
-    model, calm = network(), network()
+    x, y = x.to(arguments.device), y.to(arguments.device)
+    model, calm = network().to(arguments.device), network().to(arguments.device)
     optimizer, other = optimizer_of(model, arguments.lr), optimizer_of(calm, arguments.lr)
     faults, counts = Faults(arguments.rate), dict.fromkeys(FAULTS, 0)
     resident, began = 0, time.monotonic()
     for step in range(1, arguments.steps + 1):
-        rows = torch.randint(0, 256, (32,), generator=generator)
+        rows = torch.randint(0, 256, (32,), generator=generator).to(arguments.device)
         optimizer.zero_grad()
         loss_of(model, x[rows], y[rows]).backward()
         if fault := faults.next():
@@ -115,17 +122,21 @@ def main() -> int:
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
             file.seek(0)
             saved = torch.load(file)
-            model = network()
+            model = network().to(arguments.device)
             optimizer = optimizer_of(model, arguments.lr)
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
-        if step == max(arguments.steps // 10, arguments.checkpoint):
+        seconds = time.monotonic() - began
+        last = step == arguments.steps or seconds > arguments.seconds
+        early = step < arguments.steps / 10 and seconds < arguments.seconds / 10
+        if not resident and not early and step % arguments.checkpoint == 0:
             resident = memory()
-        if step % max(arguments.steps // 20, 1) == 0:
+        if last or step % max(arguments.steps // 20, 1) == 0:
             with torch.no_grad():
                 losses = loss_of(model, x, y).item(), loss_of(calm, x, y).item()
-            seconds = time.monotonic() - began
             print(f"{step} steps, {seconds:.0f} s: {losses[0]:.4f}, calm {losses[1]:.4f}, {memory()} KiB", flush=True)
+        if last:
+            break
     skipped = int(optimizer.state[model[0].weight]["skipped"])
     finite = all(bool(v.isfinite().all()) for state in optimizer.state.values() for v in state.values())
     growth = memory() - resident

@@ -132,13 +132,15 @@ def start(problem: Problem, seed: int, length: int) -> tuple[Network, torch.Gene
 
 
 def optimizer(method: str, model: Network, lr: float, seed: int, **options: Any) -> torch.optim.Optimizer:
-    """Optimizer of a method; momentum of RMSProp is 0.9."""
+    """Optimizer of a method; momentum of RMSProp is 0.9, and L-BFGS takes up to ten steps on each mini-batch."""
     if method == "SGD":
         return torch.optim.SGD(model.parameters(), lr)
     if method == "Adam":
         return torch.optim.Adam(model.parameters(), lr)
     if method == "RMSProp":
         return torch.optim.RMSprop(model.parameters(), lr, alpha=0.999, momentum=0.9)
+    if method == "L-BFGS":
+        return torch.optim.LBFGS(model.parameters(), lr, max_iter=10, line_search_fn="strong_wolfe")
     probe = Whitening(of_average=False)
     return PSGD(Affine.groups(model), lr, probe=probe, blocks=Affine(), seed=seed, **options)
 

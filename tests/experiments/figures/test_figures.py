@@ -30,7 +30,7 @@ TINY: dict[str, dict[str, Any]] = {
     "fig8": MNIST | {"regularized_epochs": 0.1, "regularized_update_every": 60},
     "fig9": MNIST,
     "complexity": {"rounds": 1, "length": 4, "seeds": 1},
-    "rnn-suite": {"length": 10, "iterations": 100, "seeds": 2, "baseline_seeds": 1},
+    "rnn-suite": {"length": 10, "iterations": 100, "seeds": 2, "baseline_seeds": 1, "rates": 2},
     "rnn2d": asdict(Settings(states=[2, 2], sizes=[7, 2], strides=[7, 2], epochs=2, images=200))
     | {"seeds": 2, "undistorted": 1},
 }

@@ -114,6 +114,7 @@ def test_defaults_are_spelled_out():
         max_norm=None,
         clip_outliers=3.0,
         clip_steps=2.0,
+        adapt_lr=0.0,
         init="scaled",
         seed=0,
         maximize=False,

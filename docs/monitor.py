@@ -45,7 +45,7 @@ def run(path: Path) -> None:
     """A network learns what another one does; the spectrum of PH is found at every eighth record."""
     torch.manual_seed(0)
     teacher, model = network(16, 32, 1), network(16, 64, 64, 1)
-    optimizer = psgd.newton(model)
+    optimizer = psgd.newton(model, adapt_lr=0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, STEPS)
     with Monitor(optimizer, path, every=EVERY, overwrite=True) as monitor:
         for step in range(STEPS):

@@ -114,6 +114,7 @@ def test_defaults_are_spelled_out():
         max_norm=None,
         clip_outliers=3.0,
         clip_steps=2.0,
+        adapt_lr=0.0,
         init="scaled",
         seed=0,
         maximize=False,
@@ -725,8 +726,8 @@ def test_repr_says_what_there_is():
     assert text.startswith(
         "PSGD(Kronecker(max_dense=2048, max_skew=256, inverse_free=True), c3, FiniteDifference(), PerTensor(); lr=0.05,"
     )
-    assert "  2 × (6,): symmetric 6, float32 on cpu, 368 B" in text
-    assert "  (6, 4): symmetric 6 ⊗ symmetric 4, float32 on cpu, 320 B" in text
+    assert "  2 × (6,): symmetric 6, float32 on cpu, 376 B" in text
+    assert "  (6, 4): symmetric 6 ⊗ symmetric 4, float32 on cpu, 324 B" in text
     assert "init=" not in text  # what is usual goes without saying
     assert "init='identity'; lr=" in repr(PSGD(model.parameters(), init="identity"))
 

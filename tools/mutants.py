@@ -515,6 +515,19 @@ MUTANTS = [
         ),
     ),
     *of(
+        "engine/pace.py",
+        "engine/test_pace.py",
+        ("the learning rate falls below what was asked for", ".clamp(1, MOST)", ".clamp(0, MOST)"),
+        ("an outlier changes the learning rate at once", "(slope / square).clamp(-1, 1)", "slope / square"),
+        ("a step that is skipped changes the learning rate", "torch.where(ok & (square", "torch.where((square"),
+    ),
+    *of(
+        "engine/bucket.py",
+        "engine/test_pace.py",
+        ("the slope counts the new gradient twice", " - (1 - beta) * dots(Pg, gs)", ""),
+        ("the slope is of no unbiased average", "slope / weight, 0.0)", "slope, 0.0)"),
+    ),
+    *of(
         "engine/limits.py",
         "engine/test_limits.py",
         (

@@ -107,6 +107,10 @@ class PSGD(Optimizer):
         clip_steps: largest ratio of the length of a block's step to the average length of the block's earlier steps, so
             that a bad ``P`` costs a few steps and not the run. The default is 2, or infinite with ``Whitening``, whose
             steps are limited by ``max_rms``.
+        adapt_lr: largest relative change of the learning rate of a block in a step. A factor of at least 1 multiplies
+            ``lr``. It grows while the gradient after a step still descends along the step, and falls while steps go too
+            far. So ``lr`` is the smallest learning rate, and a schedule that lowers it has little effect. The default
+            is 0, for a factor of 1; ``psgd.newton`` has 0.1. It needs momentum.
         init: initial ``Q``: ``"scaled"`` is the multiple of the identity that fits the first pair or gradient of a
             block; ``"identity"`` is the start of the paper
         seed: seed of the probe's random numbers, which depend on seed, step and parameter alone
@@ -180,6 +184,7 @@ class PSGD(Optimizer):
         max_norm: float | None = None,
         clip_outliers: float = 3.0,
         clip_steps: float | None = None,
+        adapt_lr: float = 0.0,
         init: str = "scaled",
         seed: int = 0,
         maximize: bool = False,
@@ -208,6 +213,7 @@ class PSGD(Optimizer):
             "max_norm": max_norm,
             "clip_outliers": clip_outliers,
             "clip_steps": probe.clip_steps if clip_steps is None else clip_steps,
+            "adapt_lr": adapt_lr,
             "seed": seed,
             "maximize": maximize,
         }
@@ -274,7 +280,8 @@ class PSGD(Optimizer):
                     )
                 if d is None:  # d = QᵀQ m
                     d = bucket.precondition(m, own["update_every"] > 1, room)
-                directions.append(bucket.direction(d, own, limit, fits, ok, room))
+                pace = bucket.pace_(d, m, work.grads, own, limit, ok) if own["adapt_lr"] else None
+                directions.append(bucket.direction(d, own, limit, fits, ok, room, pace))
         motion = Motion(work.buckets, directions, work.groups, self._ranks.length)  # lr, less where steps are limited
         ok_everywhere = self._agree([*work.ok.values(), *motion.is_finite()])
         for device, count in self._store.skipped.items():

@@ -13,6 +13,9 @@ from .groups import Kronecker
 from .optimizer import PSGD
 from .probes import FiniteDifference, Whitening
 
+#: default of ``newton(adapt_lr=…)``: a learning rate that is too small by 1000 is right after 70 to 150 steps
+ADAPT_LR = 0.1
+
 
 def whiten(
     model: nn.Module,
@@ -65,7 +68,9 @@ def newton(
     Args:
         model: the model; its frozen parameters are left out. Its buffers, such as the statistics of batch
             normalisation, change in the first of the two evaluations only.
-        lr: learning rate; by default 0.5
+        lr: smallest learning rate, by default 0.5. The optimizer takes longer steps while the loss still falls along
+            them (``adapt_lr=0.1``, unless ``momentum=0``). With ``adapt_lr=0`` the learning rate is constant, or
+            follows a schedule of your own.
         weight_decay: see ``whiten``
         max_dense: see ``whiten``
         options: further options of ``PSGD``
@@ -86,7 +91,10 @@ def newton(
     True
     """
     _check(model)
-    return _optimizer(model, lr, weight_decay, max_dense, {"probe": FiniteDifference(module=model), **options})
+    adapts = {"adapt_lr": ADAPT_LR} if options.get("momentum") != 0 else {}
+    return _optimizer(
+        model, lr, weight_decay, max_dense, {"probe": FiniteDifference(module=model), **adapts, **options}
+    )
 
 
 def _optimizer(

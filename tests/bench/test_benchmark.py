@@ -77,6 +77,8 @@ def test_the_command_repeats_the_run():
         (["lm", "--size", "7b"], "'7b' is none of small, 52m, 124m"),
         (["step", "--rates", "3"], "step cannot be run in parts"),
         (["step", "--total", "3"], "step cannot be run in parts"),
+        (["defaults", "--rates", "3"], "defaults has no such option"),
+        (["lm", "--jobs", "3"], "lm has no such option"),
         (["dense", "--model", "gpt2"], "dense has no choice of models"),
         (["step", "--model", "gpt3"], "'gpt3' is none of gpt2, 52m, small"),
         (["dense", "--device", "abacus"], "abacus"),

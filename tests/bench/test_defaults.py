@@ -8,7 +8,7 @@ import torch
 
 from psgd.bench import defaults
 from psgd.bench.benchmark import Plan
-from psgd.bench.isolate import Outcome, Task
+from psgd.bench.isolate import Outcome, SkippedError, Task
 from psgd.bench.panel import PROBLEMS
 from psgd.bench.smooth import Numbers
 from psgd.cli import main as cli
@@ -51,7 +51,7 @@ def test_the_table_has_medians_and_sums():
     table = defaults.table(some)
     assert table.columns == ("", *defaults.METHODS, defaults.ONE_LINE)
     column = {name: k for k, name in enumerate(table.columns)}
-    quadratic, solved, won, broken, diverged = table.rows
+    quadratic, solved, won, broken, diverged, *_ = table.rows
     assert quadratic[column["AdamW"]] == "1,200; 1/2"
     assert quadratic[column[defaults.CURVATURE]] == "– (2); 0/1"
     assert quadratic[column[defaults.ONE_LINE]] == "– (2); 0/1"
@@ -59,6 +59,54 @@ def test_the_table_has_medians_and_sums():
     assert [row[column["AdamW"]] for row in (solved, won, broken)] == ["1 of 1", "1 of 2", "1 of 5"]
     assert diverged[column["AdamW"]] == diverged[column[defaults.CURVATURE]].replace("4", "5") == "1 of 5"
     assert [row[column[defaults.ONE_LINE]] for row in (solved, won, broken)] == ["0 of 1", "0 of 1", "0 of 4"]
+
+
+def test_runs_at_the_same_place_of_the_grid_are_compared():
+    """A run wins that reaches the target sooner, or alone; among those that do not reach it, the lower one."""
+    nan = float("nan")
+    theirs = [(None, 1, 0.0), (1e-4, None, 3.0), (1e-3, 9, 0.1), (1e-2, 9, 0.1), (0.1, None, nan), (1.0, 9, 0.1)]
+    mine = [(None, 9, 0.0), (1e-4, None, 2.0), (1e-3, 7, 0.1), (1e-2, 9, 0.1), (0.1, None, 5.0), (1.0, None, nan)]
+    other = [(None, None, 1.0), (1e-4, 5, 0.1), (1e-3, None, 2.0)]  # one that was interrupted
+    some = [
+        outcome(*theirs),
+        outcome(*mine, method=defaults.CURVATURE),
+        outcome(*other, name="cnn"),
+        outcome(*other[:2], name="cnn", method=defaults.WHITENING),
+    ]
+    table = defaults.table(some)
+    column = {name: k for k, name in enumerate(table.columns)}
+    won, lower = table.rows[-2:]
+    assert "won against AdamW, and lost" in won[0]
+    assert [won[column[name]] for name in ("AdamW", defaults.CURVATURE, defaults.WHITENING)] == ["–", "1, 1", "0, 0"]
+    assert [lower[column[name]] for name in ("AdamW", defaults.CURVATURE)] == ["–", "2, 0"]
+    assert won[column[defaults.ONE_LINE]] == "1, 1"
+    assert won[column["SGD, momentum 0.9"]] == "–"
+    rows = [{"reached": None, "finite": True, "value": value} for value in (1.0, 2.0)]
+    assert defaults.lower(*rows)
+    assert not defaults.lower(*reversed(rows))
+
+
+def test_finished_runs_are_not_repeated(tmp_path, monkeypatch):
+    """A run that was kept gives the same row, also if its value is not finite and it has the default step size."""
+    problem = replace(PROBLEMS["rosenbrock"], evaluations=20)
+    settings = {"problem": problem, "method": "SGD, momentum 0.9", "rates": [None, 1.0], "seeds": [0]}
+    first = list(defaults.work(**settings, runs=tmp_path))
+    assert len(list(tmp_path.iterdir())) == 2
+    assert not first[1]["finite"]
+    with monkeypatch.context() as patched:
+        patched.setattr(defaults.panel, "run", lambda *_: pytest.fail("it was run again"))
+        again = list(defaults.work(**settings, runs=tmp_path, until=0.0))
+    for row in first + again:  # files have no infinity
+        row["value"] = row["value"] if row["finite"] else None
+    assert again == first
+    assert again[0]["lr"] is None
+    assert again[0]["reached"] is None
+    more = defaults.work(**{**settings, "rates": [None, 0.1]}, runs=tmp_path, until=0.0)
+    assert next(more) == first[0]
+    with pytest.raises(SkippedError, match="the same command continues"):
+        next(more)
+    changed = {**settings, "problem": replace(problem, target=1e9)}
+    assert next(defaults.work(**changed, runs=tmp_path))["reached"] == 1
 
 
 def test_what_failed_is_said():
@@ -92,3 +140,26 @@ def test_from_end_to_end(tmp_path, monkeypatch, capsys):
     assert [len(one["rows"]) for one in found["measurements"]] == [6] * 4
     assert found["command"] == "psgd bench defaults --device cpu --model quadratic --quick"
     assert "problems solved by defaults" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("quick_processes")
+def test_parts_are_merged(tmp_path, monkeypatch, capsys):
+    """Problems that were run one by one, and several measurements at the same time, give the table of the whole."""
+    monkeypatch.chdir(tmp_path)
+    for name in list(PROBLEMS):
+        if name not in ("rosenbrock", "quadratic"):
+            monkeypatch.delitem(PROBLEMS, name)
+        else:
+            monkeypatch.setitem(PROBLEMS, name, replace(PROBLEMS[name], evaluations=4))
+    for part in (["--model", "quadratic"], ["--model", "rosenbrock", "--jobs", "3"]):
+        assert cli.main(["bench", "defaults", *part]) == 0
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "bench" / "runs").iterdir()}
+    assert len(kept) == 4 * 6 * (1 + 3)
+    assert cli.main(["bench", "defaults", "--jobs", "2", "--total", "600"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "bench" / "runs").iterdir()} == kept
+    found = json.loads((tmp_path / "bench" / "defaults.json").read_text())
+    assert [row[0] for row in found["table"]["rows"][:2]] == ["rosenbrock", "quadratic"]
+    labels = [f"{name}, {method}" for name in ("rosenbrock", "quadratic") for method in defaults.METHODS]
+    assert [one["label"] for one in found["measurements"]] == labels
+    assert found["complete"]
+    assert capsys.readouterr().err == ""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from psgd.bench.isolate import Task, measure
+from psgd.bench.isolate import Task, at_once, measure
 from tests.bench import toy
 
 
@@ -85,6 +85,33 @@ def test_an_interrupt_ends_all_processes():
     with pytest.raises(KeyboardInterrupt):
         measure(Task("slow", toy.sleeps), interrupt)
     assert len(pids) == 1
+    assert gone(*pids)
+
+
+def test_several_at_once(tmp_path):
+    tasks = [Task("slow", toy.sleeps), Task("bad", toy.raises), Task("good", toy.count, {"to": 3})]
+    outcomes = {}
+    found = at_once(tasks, 2)
+    for number, outcome in found:
+        outcomes[number] = outcome
+        if len(outcomes) == 2:  # the slow one goes on
+            found.close()
+    assert sorted(outcomes) == [1, 2]
+    assert outcomes[1].failure == "ArithmeticError: no such number"
+    assert [row["k"] for row in outcomes[2].rows] == [0, 1, 2]
+
+
+def test_several_at_once_end_with_an_interrupt(tmp_path):
+    mark = tmp_path / "mark"
+    found = at_once([Task("good", toy.count), Task("slow", toy.sleeps, {"mark": str(mark)})], 2)
+    next(found)
+    deadline = time.monotonic() + 60
+    while not (mark.exists() and mark.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    with pytest.raises(KeyboardInterrupt):
+        found.throw(KeyboardInterrupt)
+    pids = list(map(int, mark.read_text().split()))
+    assert len(pids) == 2
     assert gone(*pids)
 
 

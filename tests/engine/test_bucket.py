@@ -48,7 +48,7 @@ def test_only_inverse_free_groups_are_pooled():
 
 def test_what_is_kept_is_counted_in_bytes():
     plain, averaging = bucket_of(), bucket_of(momentum=True)
-    factors_and_lengths = 8 * (2 * (3 * 3 + 4 * 4) + 5 * 5 + 3 * 3)
+    factors_and_lengths = 8 * (2 * (3 * 3 + 4 * 4) + 5 * 5 + 3 * 4)
     assert plain.nbytes() == factors_and_lengths
     assert averaging.nbytes() == factors_and_lengths + 8 * (2 * 12 + 5 + 3)
 

@@ -245,7 +245,9 @@ def test_recorded_steps_are_steps(probe, change, options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [{"momentum": 0.0}, {"momentum": 0.5}, {"criterion": c2}], ids=["no momentum", "momentum", "c2"]
+    "options",
+    [{"momentum": 0.0}, {"momentum": 0.5}, {"criterion": c2}, {"adapt_lr": 0.1}],
+    ids=["no momentum", "momentum", "c2", "adapt_lr"],
 )
 @pytest.mark.parametrize("probe", PROBES, ids=repr)
 def test_with_and_without_an_average(probe, options):

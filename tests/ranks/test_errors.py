@@ -62,6 +62,7 @@ NUMBERS = {
     "precond_boost": (1.0, 2.0),
     "clip_outliers": (3.0, 4.0),
     "clip_steps": (2.0, 4.0),
+    "adapt_lr": (0.1, 0.2),
 }
 
 

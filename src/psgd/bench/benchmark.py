@@ -19,7 +19,7 @@ from ..experiments.drawing import images
 from ..experiments.environment import MACHINE, VERSIONS, environment, together
 from ..experiments.figure import Table
 from ..experiments.store import write_bytes
-from .isolate import Outcome, Row, Task, measure, plain
+from .isolate import Outcome, Row, Task, at_once, measure, plain
 from .peers import PEERS, Peer
 
 
@@ -61,6 +61,7 @@ class Plan:
         effort: how much of the protocol is run
         runs: folder where finished runs are kept, so that another command need not repeat them
         until: time (of ``time.time``) after which no run may end; those that would are left to another command
+        jobs: number of measurements at the same time
     """
 
     device: str = "cpu"
@@ -72,6 +73,7 @@ class Plan:
     effort: Effort = Effort()
     runs: Path | None = None
     until: float | None = None
+    jobs: int = 1
 
     @property
     def cuda(self) -> bool:
@@ -101,7 +103,8 @@ class Benchmark:
         draw: makes the picture from all outcomes; there may be nothing to draw
         models: names for ``--model``; none for a benchmark that has no such choice
         peers: names of optimizers it can compare with; none for a benchmark without comparison
-        parts: whether it can be run in parts, by the plan's ``effort``
+        parts: options with which it can be run in parts: fields of ``Effort``, ``total`` if it keeps finished runs and
+            ends in time, ``jobs`` if its numbers do not depend on what else the machine does
     """
 
     name: str
@@ -112,7 +115,7 @@ class Benchmark:
     draw: Callable[[Sequence[Outcome]], Picture]
     models: Sequence[str] = ()
     peers: Collection[str] = field(default_factory=lambda: PEERS)
-    parts: bool = False
+    parts: Collection[str] = ()
 
     def command(self, plan: Plan) -> str:
         options = plan.options()
@@ -122,30 +125,35 @@ class Benchmark:
 
 
 def run(benchmark: Benchmark, plan: Plan, console: Console) -> list[Outcome]:
-    """Measure one task after the other, so that they do not share the machine, and show progress.
+    """Measure the tasks and show progress: one after the other, so that they do not share the machine, or ``jobs``.
 
-    Ctrl-C ends the present measurement and skips the rest: the table then has what was measured.
+    Ctrl-C ends the present measurements and skips the rest: the table then has what was measured.
     """
-    outcomes: list[Outcome] = []
+    tasks = benchmark.tasks(plan)
+    outcomes: dict[int, Outcome] = {}
+    console.print(f"{benchmark.name}: {benchmark.title}, on {environment(plan.device)['device']}", highlight=False)
     try:
-        outcomes.extend(_measured(benchmark, plan, console))
+        for number, outcome in _measured(tasks, console) if plan.jobs == 1 else at_once(tasks, plan.jobs):
+            outcomes[number] = outcome
+            end = outcome.failure or f"{_brief(outcome.row)} ({outcome.seconds:.1f} s)"
+            console.print(f"{_title(number, tasks)}: {end}", highlight=False, markup=False, soft_wrap=True)
     except KeyboardInterrupt:
         if not outcomes:
             raise
         console.print("interrupted: these are the measurements so far", highlight=False)
-    return outcomes
+    return [outcomes[number] for number in sorted(outcomes)]
 
 
-def _measured(benchmark: Benchmark, plan: Plan, console: Console) -> Iterator[Outcome]:
-    tasks = benchmark.tasks(plan)
-    console.print(f"{benchmark.name}: {benchmark.title}, on {environment(plan.device)['device']}", highlight=False)
-    for number, task in enumerate(tasks, 1):
-        text = f"[{number}/{len(tasks)}] {task.label}"
+def _measured(tasks: Sequence[Task], console: Console) -> Iterator[tuple[int, Outcome]]:
+    for number, task in enumerate(tasks):
+        text = _title(number, tasks)
         with console.status(text, spinner="line") as status:  # shown on a terminal alone
             outcome = measure(task, lambda row, text=text: status.update(f"{text}: {_brief(row)}"))  # type: ignore[misc]
-        end = outcome.failure or f"{_brief(outcome.row)} ({outcome.seconds:.1f} s)"
-        console.print(f"{text}: {end}", highlight=False, markup=False, soft_wrap=True)
-        yield outcome
+        yield number, outcome
+
+
+def _title(number: int, tasks: Sequence[Task]) -> str:
+    return f"[{number + 1}/{len(tasks)}] {tasks[number].label}"
 
 
 def _brief(row: Row) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from math import inf
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -16,8 +18,9 @@ from ..experiments.figure import Table
 from . import panel
 from .benchmark import Benchmark, Plan
 from .charts import OURS, THEIRS, bars
-from .isolate import Outcome, Row, Task
+from .isolate import Outcome, Row, SkippedError, Task
 from .panel import PROBLEMS, PanelProblem
+from .record import Record
 
 #: PSGD as the documentation recommends it, for mini-batches and for smooth losses
 WHITENING, CURVATURE = "psgd.whiten", "psgd.newton"
@@ -33,6 +36,9 @@ THEIRS_BY_NAME: dict[str, Callable[..., torch.optim.Optimizer]] = {
 METHODS = THEIRS_BY_NAME | OURS_BY_NAME
 #: that of the two PSGDs that the documentation recommends for the kind of a problem
 ONE_LINE = "PSGD, one line"
+
+#: method that the others are compared with, run by run
+RIVAL = "AdamW"
 
 #: step sizes that every method is tried with, beside its own default
 RATES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
@@ -55,12 +61,48 @@ def recommended(problem: PanelProblem) -> str:
     return CURVATURE if problem.curvature else WHITENING
 
 
-def work(*, problem: PanelProblem, method: str, rates: Sequence[float | None], seeds: Sequence[int]) -> Iterator[Row]:
-    """Yield a row for each step size and seed; None is the default step size."""
+def work(
+    *,
+    problem: PanelProblem,
+    method: str,
+    rates: Sequence[float | None],
+    seeds: Sequence[int],
+    runs: Path | None = None,
+    until: float | None = None,
+) -> Iterator[Row]:
+    """Yield a row for each step size and seed; None is the default step size.
+
+    Args:
+        problem: one of ``PROBLEMS``
+        method: one of ``METHODS``
+        rates: step sizes
+        seeds: seeds of the problem
+        runs: folder of finished runs, which are not repeated
+        until: time after which no run starts
+    """
+    record = Record(runs)
     for lr in rates:
         for seed in seeds:
-            found = panel.run(problem, lambda model, lr: make(method, model, lr), lr, seed)
-            yield {"lr": lr, "seed": seed, **asdict(found)}
+            place = {"lr": lr, "seed": seed}
+            identity = {
+                "problem": problem.name,
+                "evaluations": problem.evaluations,
+                "target": problem.target,
+                "method": method,
+                "torch": torch.__version__,
+                **place,
+            }
+            name = f"{problem.name} {method} {'default' if lr is None else f'{lr:g}'} {seed}"
+            rows = record.load(name, identity)
+            if rows is None:
+                if until is not None and time.time() > until:
+                    raise SkippedError("not finished: no time for another run; the same command continues")
+                found = panel.run(problem, lambda model, lr: make(method, model, lr), lr, seed)
+                rows = [asdict(found)]
+                record.save(name, identity, rows)
+            for row in rows:
+                # A file has no None among its numbers.
+                yield {**place, **row, "reached": None if row["reached"] != row["reached"] else row["reached"]}
 
 
 def tasks(plan: Plan) -> list[Task]:
@@ -74,6 +116,7 @@ def tasks(plan: Plan) -> list[Task]:
         seeds = SEEDS[:1] if plan.quick or not problem.random else SEEDS
         for method in METHODS:
             settings = {"problem": problem, "method": method, "rates": [None, *RATES], "seeds": list(seeds)}
+            settings |= {"runs": plan.runs, "until": plan.until}
             limit = plan.limit or SECONDS * (1 + len(RATES)) * len(seeds)
             found.append(Task(f"{problem.name}, {method}", work, settings, limit))
     return found
@@ -102,6 +145,25 @@ def evaluations(outcome: Outcome) -> float | None:
     return median(sorted(inf if row["reached"] is None else row["reached"] for row in rows))
 
 
+def won(row: Row, other: Row) -> bool:
+    """Whether a run reached the target sooner than another, or reached it where the other did not."""
+    mine, theirs = row["reached"], other["reached"]
+    return mine is not None and (theirs is None or mine < theirs)
+
+
+def lower(row: Row, other: Row) -> bool:
+    """Whether neither run reached the target, and the first ended with a lower value."""
+    if row["reached"] is not None or other["reached"] is not None or not row["finite"]:
+        return False
+    return not other["finite"] or bool(row["value"] < other["value"])
+
+
+def duels(outcome: Outcome, other: Outcome) -> list[tuple[Row, Row]]:
+    """Runs of two methods with the same step size of the grid and the same seed."""
+    others = {(row["lr"], row["seed"]): row for row in of_grid(other)}
+    return [(row, others[place]) for row in of_grid(outcome) if (place := (row["lr"], row["seed"])) in others]
+
+
 Group = dict[str, Outcome | None]
 
 
@@ -128,12 +190,17 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     for title, summed in SUMS.items():
         found = [[one for group in groups.values() if (one := group[method]) is not None] for method in columns]
         rows.append([title, *(summed(one) for one in found)])
+    for title, better in DUELS.items():
+        rows.append([title, *(_against(RIVAL, method, groups.values(), better) for method in columns)])
     caption = (
         "Each problem has a target and a budget of gradient evaluations; a method that evaluates two for a step has "
         "half as many steps. First the evaluations until the target was reached with the method's defaults, the median "
         "of the seeds; if most seeds did not reach it, a dash and the median of the values at the end. Then how many "
         "runs reached it with the step sizes 1e-4, 1e-3, 1e-2, 0.1 and 1, all else at its default. 'PSGD, one line' is "
-        "that of the two that the documentation recommends for this kind of problem, without looking at results."
+        "that of the two that the documentation recommends for this kind of problem, without looking at results. The "
+        f"last two rows compare runs with the same step size of the grid and the same seed: how often a method won "
+        f"against {RIVAL}, and how often it lost. A run wins if it reaches the target in fewer evaluations, or if it "
+        "reaches the target and the other does not. If neither does, the last row counts which one ends lower."
     )
     return Table(caption, ("", *columns), rows)
 
@@ -171,6 +238,20 @@ def _diverged(outcomes: Sequence[Outcome]) -> str:
     return f"{sum(not row['finite'] or row['value'] > DIVERGED * row['start'] for row in rows)} of {len(rows)}"
 
 
+def _against(rival: str, method: str, groups: Iterable[Group], better: Callable[[Row, Row], bool]) -> str:
+    """Numbers of runs of a method that were better and worse than those of its rival."""
+    both = [(group[method], group[rival]) for group in groups]
+    pairs = [pair for mine, theirs in both if mine and theirs for pair in duels(mine, theirs)]
+    if method == rival or not pairs:
+        return "–"
+    return f"{sum(better(a, b) for a, b in pairs)}, {sum(better(b, a) for a, b in pairs)}"
+
+
+#: rows that compare runs at the same place of the grid
+DUELS: dict[str, Callable[[Row, Row], bool]] = {
+    f"runs of the grid won against {RIVAL}, and lost": won,
+    "runs that ended lower where neither reached it, and higher": lower,
+}
 SUMS: dict[str, Callable[[Sequence[Outcome]], str]] = {
     "problems solved by defaults": _solved,
     "runs of the grid at the target": _won,
@@ -210,4 +291,5 @@ BENCHMARK = Benchmark(
     draw,
     models=tuple(PROBLEMS),
     peers=(),
+    parts=("total", "jobs"),
 )

@@ -11,7 +11,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
@@ -96,11 +97,18 @@ class _End:
     details: str = ""
 
 
-def measure(task: Task, advanced: Callable[[Row], object] = lambda row: None) -> Outcome:
-    """Do the task in a new process; ``advanced`` is called with every row as it comes.
+def measure(
+    task: Task, advanced: Callable[[Row], object] = lambda row: None, stop: Connection | None = None
+) -> Outcome:
+    """Do the task in a new process.
 
     It never raises for errors of the task. When it returns or is interrupted, the process and all that it started have
     ended.
+
+    Args:
+        task: the measurement
+        advanced: called with every row as it comes
+        stop: the measurement ends when this can be read, or its other end is closed
     """
     context = multiprocessing.get_context("spawn")  # a new interpreter: no peer sees the effects of another
     ours, theirs = context.Pipe(duplex=False)
@@ -114,8 +122,9 @@ def measure(task: Task, advanced: Callable[[Row], object] = lambda row: None) ->
                 process.start()
             theirs.close()  # so that the pipe ends with the process
             while end is None:
-                if not wait([ours], max(begin + allowed - time.monotonic(), 0.0)):
-                    end = _End(f"timed out after {allowed:g} s")
+                ready = wait([ours, *([] if stop is None else [stop])], max(begin + allowed - time.monotonic(), 0.0))
+                if ours not in ready:
+                    end = _End("interrupted" if ready else f"timed out after {allowed:g} s")
                     break
                 try:
                     message = ours.recv()
@@ -135,6 +144,23 @@ def measure(task: Task, advanced: Callable[[Row], object] = lambda row: None) ->
             _kill(process)
             ours.close()
     return Outcome(task, rows, seconds, end.failure, end.details)
+
+
+def at_once(tasks: Sequence[Task], jobs: int) -> Iterator[tuple[int, Outcome]]:
+    """Measure ``jobs`` tasks at the same time; yield the number and the outcome of each as it ends.
+
+    When the caller stops or is interrupted, all processes have ended.
+    """
+    stop, go_on = multiprocessing.Pipe(duplex=False)
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        futures = {pool.submit(measure, task, stop=stop): number for number, task in enumerate(tasks)}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:
+        go_on.close()
+        pool.shutdown(cancel_futures=True)
+        stop.close()
 
 
 def _killed(process: BaseProcess) -> str:

@@ -195,5 +195,5 @@ BENCHMARK = Benchmark(
     draw,
     models=list(SIZES),
     peers=list(CONTESTANTS),
-    parts=True,
+    parts=("rates", "seeds", "default_seeds", "steps", "tuning_steps", "total"),
 )

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..groups.base import Groups, Preconditioned, Structure, joined
+from ..groups.base import Groups, Preconditioned, Structure, dots, joined
 from ..normalize import Normalization
 from ..ops.real import as_real
 from ..ops.streams import sent
 from ..ops.tensor_table import Addresses, TensorTable
 from ..ops.triton import ready
 from ..probes import Average
-from . import limits
+from . import limits, pace
 from .direction import Direction, Room
 from .numbers import Numbers, write_
 from .stack import Stack
@@ -147,6 +147,7 @@ class Bucket:
         fitted: bool,
         ok: Tensor,
         room: Room,
+        pace: Tensor | None = None,
     ) -> Direction:
         """``P m`` with its limits and the buffer it lies in.
 
@@ -160,6 +161,7 @@ class Bucket:
             fitted: whether ``Q`` was updated in this step
             ok: whether the step is taken
             room: where the result was to be
+            pace: factor of the learning rate of each block, or None
         """
         buffer, length = room.buffer, d.length.to(self.dtype)
         max_rms, clip_steps = options["max_rms"], options["clip_steps"]
@@ -174,7 +176,39 @@ class Bucket:
             limit = self._limit_spectra(d, limit, SPECTRUM * max_rms)
         if clip_steps < math.inf:
             limit = limit * self._limit_steps_(length * limit, clip_steps, gradient, fitted, ok)
-        return self.of_moving_blocks(Direction(d.arrays, length, d.divisor, limit=limit, buffer=buffer))
+        return self.of_moving_blocks(Direction(d.arrays, length, d.divisor, limit=limit, pace=pace, buffer=buffer))
+
+    def pace_(
+        self,
+        d: Preconditioned,
+        m: Average,
+        grads: Tensors,
+        options: Mapping[str, Any],
+        gradient: Tensor | None,
+        ok: Tensor,
+    ) -> Tensor:
+        """Factor of the learning rate of each block, see ``pace.adapted``.
+
+        The average ``m₀`` before this step follows from the average ``m`` after it: ``m = β m₀ + (1 − β) g``.
+
+        Args:
+            d: ``P m``
+            m: averaged gradients
+            grads: gradients
+            options: those of the param group
+            gradient: factor that limited the gradient of each block, or None
+            ok: whether the step is taken
+        """
+        beta, factor = options["momentum"], self.numbers("lr_factor")
+        gs = list(self.limited(grads, gradient).unbiased())
+        Pg = self.Q.precondition(gs, options["update_every"] > 1).arrays
+        assert m.weight is not None
+        slope = dots(Pg, m.arrays) - (1 - beta) * dots(Pg, gs)  # β gᵀP m₀, before m₀ is divided by its weights
+        weight = m.weight - (1 - beta)  # β times these
+        slope = torch.where(weight > 0.5 * beta * (1 - beta), slope / weight, 0.0)  # no m₀ in the first step
+        new = pace.adapted(factor.read(), slope, dots(d.arrays, m.arrays) / m.weight**2, options["adapt_lr"], ok)
+        write_((factor, new))
+        return new
 
     def of_moving_blocks(self, direction: Direction) -> Direction:
         """Direction in which blocks that rest have a length of zero; here all move."""

@@ -37,8 +37,10 @@ class Direction(Preconditioned):
 
     Args:
         limit: factor for each block that limits the step
+        pace: factor for each block of the learning rate, or None
         buffer: buffer in which all arrays lie, if they do
     """
 
     limit: Tensor = field(kw_only=True)
+    pace: Tensor | None = None
     buffer: Tensor | None = None

@@ -47,6 +47,8 @@ class Motion:
         for k, (own, direction) in enumerate(zip(mine, directions, strict=True)):
             lr = own["lr"].detach().reshape(()) if isinstance(own["lr"], Tensor) else own["lr"]
             rates[k] = rates[k] * (-lr if own["maximize"] else lr)
+            if direction.pace is not None:
+                rates[k] = rates[k] * direction.pace
             if direction.divisor is not None:
                 rates[k] = rates[k] / direction.divisor
         #: for each bucket the rates of its blocks

@@ -15,8 +15,8 @@ from ..ops import parameters
 
 #: names of the tensors that hold an average of gradients
 AVERAGE = ("momentum", "momentum_weight")
-#: names of the tensors with a number for each block that limits are derived from
-LENGTHS = ("grad_length", "step_total", "step_count")
+#: names of the tensors with a number for each block that limits, or the factor of the learning rate, are derived from
+LENGTHS = ("grad_length", "step_total", "step_count", "lr_factor")
 #: names of all tensors with a number for each block
 NUMBERS = (*LENGTHS, AVERAGE[1])
 
@@ -30,7 +30,8 @@ class Stack:
         average: the average of gradients, and the sum of its weights: ``{"momentum": …, "momentum_weight": …}``, or
             empty
         lengths: for each block the length of its longest recent gradient (``grad_length``), and the sum of the lengths
-            of its steps with their number (``step_total``, ``step_count``); zero before the first one
+            of its steps with their number (``step_total``, ``step_count``), and the factor of its learning rate
+            (``lr_factor``); zero before the first one
         dtype: dtype of gradients, averages and steps; ``Q`` may be less precise
     """
 

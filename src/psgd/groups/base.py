@@ -92,6 +92,19 @@ class Scaled:
             return self.v.mul_(factor).view(len(self.v), *shape)
         return torch.mul(self.v, factor, out=torch.empty_like(self.v, dtype=dtype)).view(len(self.v), *shape)
 
+    def dot(self, other: Tensor) -> Tensor:
+        """Inner product of each array with that of another tensor of as many numbers."""
+        wide = torch.promote_types(other.dtype, torch.float32)
+        product = self.v.to(wide) * other.reshape(self.v.shape)
+        if self.scale is not None:
+            product = product * self.scale
+        return product.flatten(1).sum(1).to(other.dtype)
+
+
+def dots(scaled: Sequence[Scaled], others: Sequence[Tensor]) -> Tensor:
+    """Inner products of the arrays of some groups with other tensors, for each block."""
+    return joined([a.dot(other) for a, other in zip(scaled, others, strict=True)])
+
 
 @dataclass
 class Preconditioned:

@@ -49,6 +49,7 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "max_norm": (lambda v: v is None or (_number(v) and v > 0), "a positive number, or None for no limit"),
     "clip_outliers": (lambda v: _number(v) and v > 1, "a number greater than 1, which may be infinite"),
     "clip_steps": (lambda v: _number(v) and v > 1, "a number greater than 1, which may be infinite"),
+    "adapt_lr": (lambda v: _number(v) and 0 <= v < 1, "a number of at least 0 and less than 1"),
     "seed": (lambda v: _whole(v, -(2**63), 2**64 - 1), "a whole number of at least −2⁶³ and less than 2⁶⁴"),
     "maximize": (lambda v: isinstance(v, bool), "True or False"),
 }
@@ -63,6 +64,8 @@ def check(options: Mapping[str, Any], where: str = "") -> None:
             raise ValueError(f"{name}{where}: missing; PSGD wants {right}")
         if not allowed(options[name]):
             raise ValueError(f"{name}={_shown(options[name])}{where}: PSGD wants {right}")
+    if options["adapt_lr"] and not options["momentum"]:
+        raise ValueError(f"adapt_lr={options['adapt_lr']!r}{where}: PSGD wants momentum with it, or adapt_lr=0")
 
 
 def _shown(value: Any) -> str:

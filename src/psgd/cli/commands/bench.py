@@ -75,8 +75,13 @@ def bench(
         typer.Option(
             metavar="SECONDS",
             min=1,
-            help="lm: time for all runs. Those that would end later are left to another call with the same folder.",
+            help="lm, defaults: time for all runs. Those that would end later are left to another call with the same "
+            "folder.",
         ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="defaults: measurements at the same time.", show_default="1"),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder that the results are written to.")] = Path("bench"),
     as_json: Json = False,
@@ -88,8 +93,8 @@ def bench(
     measurement that fails is listed as failed, and the others continue. Ctrl-C ends the present measurement; the table
     then has the measurements before it.
 
-    lm keeps every finished run in the folder of the results, under runs. Another call with the same folder does not
-    repeat it. For lm, --peers may name PSGD or PSGD-bf16, and then only the named optimizers are run.
+    lm and defaults keep every finished run in the folder of the results, under runs. Another call with the same folder
+    does not repeat it. For lm, --peers may name PSGD or PSGD-bf16, and then only the named optimizers are run.
 
     \b
     Examples:
@@ -97,13 +102,19 @@ def bench(
       psgd bench step --device cuda --peers AdamW,Muon
       psgd bench fit --json --quiet | jq '.benchmarks[].table'
       psgd bench lm --size 52m --device cuda --peers AdamW,Muon --total 540
+      psgd bench defaults --jobs 8 --total 540
     """
     wanted = [BENCHMARKS[name] for name in arguments.names(benchmarks or ["all"], BENCHMARKS, "'BENCHMARK'")]
     arguments.check_device(device)
     effort = benchmark.Effort(rates, seeds, default_seeds, steps, tuning_steps)
-    for option in (*effort.options()[::2], *(["--total"] if total is not None else [])):
-        if not any(one.parts for one in wanted):
-            raise typer.BadParameter(f"{wanted[0].name} cannot be run in parts", param_hint=f"'{option}'")
+    for option, value in {**vars(effort), "total": total, "jobs": jobs}.items():
+        if value is not None and not any(option in one.parts for one in wanted):
+            right = (
+                f"{wanted[0].name} has no such option"
+                if wanted[0].parts
+                else f"{wanted[0].name} cannot be run in parts"
+            )
+            raise typer.BadParameter(right, param_hint=f"'--{option.replace('_', '-')}'")
     comparable = [name for name in bench_peers.KNOWN if any(name in one.peers for one in wanted)]
     if peers is not None and not comparable:
         raise typer.BadParameter(f"{wanted[0].name} compares with no others", param_hint="'--peers'")
@@ -126,7 +137,10 @@ def bench(
         among = [peer for peer in chosen if peer.name in one.peers]
         plan = benchmark.Plan(device, among, model if model in one.models else None, quick, limit, text)
         if one.parts:
-            plan = replace(plan, effort=effort, runs=out / "runs", until=until)
+            understood = {name: value for name, value in vars(effort).items() if name in one.parts}
+            plan = replace(plan, effort=benchmark.Effort(**understood), runs=out / "runs", until=until)
+        if "jobs" in one.parts:
+            plan = replace(plan, jobs=jobs or 1)
         outcomes = benchmark.run(one, plan, printer.progress)
         benchmark.show(one, outcomes, printer.results)
         with arguments.saving(out):

@@ -1,0 +1,36 @@
+"""Factor of the learning rate of each block, which grows while steps are too short."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+#: largest factor
+MOST = 1e6
+
+
+def adapted(factor: Tensor, slope: Tensor, square: Tensor, rate: float, ok: Tensor) -> Tensor:
+    """``factor · exp(rate · s)``, at least 1, in which ``s`` compares the slope after the last step with that before.
+
+    The last step went along ``−P m``. If the new gradient ``g`` still descends in this direction, ``gᵀP m`` is
+    positive, and a longer step would have reached a lower loss. If the step went past the minimum along its direction,
+    ``gᵀP m`` is negative. The comparison ``s = gᵀP m / mᵀP m``, limited to [−1, 1], needs no loss, and the noise of a
+    new mini-batch has no part in its mean, as it is independent of ``m``.
+
+    For a quadratic function with ``P = H⁻¹`` and a momentum of 0.9, ``s`` is about ``(1 − lr · factor) / 2`` on
+    average, so the rule leads to Newton's step.
+
+    The factor is never smaller than 1. With noise, the longest step that still descends becomes ever shorter near a
+    minimum, and a rule that followed it would stop before a constant learning rate does.
+
+    Args:
+        factor: factor of each block; zero before the first step counts as one
+        slope: ``gᵀP m`` of each block
+        square: ``mᵀP m`` of each block
+        rate: largest change of the logarithm in a step
+        ok: whether the step is taken
+    """
+    old = factor.clamp(min=1)
+    s = (slope / square).clamp(-1, 1)
+    new = (old * (rate * s).exp()).clamp(1, MOST)
+    return torch.where(ok & (square > 0) & s.isfinite(), new, old)

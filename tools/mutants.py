@@ -1297,12 +1297,12 @@ MUTANTS = [
         ("the spread is a variance", "return variance.sqrt()", "return variance"),
     ),
     *of(
-        "diagnostics.py",
+        "diagnostics/operators.py",
         "test_diagnostics.py::test_matrix_free_equals_exact_on_small_problems",
         ("Q H Qᵀ with Q and its transpose swapped", "stack.group.apply_t(part) for", "stack.group.apply(part) for"),
     ),
     *of(
-        "diagnostics.py",
+        "diagnostics/matrices.py",
         "test_diagnostics.py::test_exact_properties_of_known_matrices",
         ("noise through Q", "(P @ P @ R).trace()", "(P @ R).trace()"),
     ),

@@ -1093,12 +1093,12 @@ MUTANTS = [
         ),
     ),
     *of(
-        "optimizer.py",
+        "state/adding.py",
         "state/test_choices.py::test_step_sizes_of_Q_are_those_of_the_structure_unless_given",
         (
             "step sizes are those of the optimizer's structure",
             "fill(group, structure,",
-            "fill(group, self.preconditioner,",
+            "fill(group, store.choices_of(index, {}).preconditioner,",
         ),
     ),
     *of(

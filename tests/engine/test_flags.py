@@ -188,9 +188,8 @@ def test_extreme_gradients_do_no_lasting_harm(structure, probe, size, rank_one):
     # Whitened steps do not become smaller near the goal.
     near = 0.05 if isinstance(probe, Whitening) else 1e-3
     limit = 3 * loss_after_extremes(structure, probe) + near
-    assert loss_after_extremes(structure, probe, 50, size, rank_one) < limit
-    if structure in (Dense(), Kronecker()) and size in (1e30, 0.0) and not rank_one:
-        assert loss_after_extremes(structure, probe, 250, size) < limit
+    long = structure in (Dense(), Kronecker()) and size in (1e30, 0.0) and not rank_one
+    assert loss_after_extremes(structure, probe, 200 if long else 50, size, rank_one) < limit
 
 
 @cache

@@ -442,7 +442,7 @@ def complex_problem(probe, blocks=PerTensor(), structure=Kronecker()):
         loss.backward()
         return loss
 
-    for _ in range(300):
+    for _ in range(180):
         loss = optimizer.step(loss_of if isinstance(probe, HessianVector) else closure)
     A = torch.cat([x, torch.ones(1, 20, dtype=torch.complex128)])
     best = (y - y @ torch.linalg.pinv(A) @ A).abs().square().mean()

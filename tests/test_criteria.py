@@ -55,12 +55,13 @@ def fit_each(
 
 @pytest.mark.slow
 def test_c3_normalises_curvature_whatever_its_scale_and_sign():
-    """10×10, noise-free, 20,000 pairs at 0.01, from P = I: the figures that the paper shows in its second figure.
+    """10×10, noise-free, from P = I: the figures that the paper shows in its second figure.
 
-    A small definite Hessian and a large indefinite one, which one stack fits side by side.
+    A small definite Hessian and a large indefinite one, which one stack fits side by side. The paper takes 20,000 pairs
+    at 0.01, as ``psgd reproduce fig2`` does; 6,000 at 0.02 are enough for these limits.
     """
     Hs = torch.stack([random_hessian(10, 1e-12, True, seed=1), random_hessian(10, 1e12, False, seed=1)])
-    for P, H in zip(fit_each(Hs, c3, 20_000), Hs, strict=True):
+    for P, H in zip(fit_each(Hs, c3, 6000, lr=0.02), Hs, strict=True):
         found = diagnostics.properties(P, H)
         assert found.eigenvalue_spread_gain >= 10
         assert found.mean_abs_eigenvalue == pytest.approx(1, abs=0.1)

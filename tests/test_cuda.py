@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 
 import pytest
@@ -295,6 +296,22 @@ def test_grad_scaler_and_half_precision():
         scaler.update()
         losses.append(loss.item())
     assert sum(losses[-20:]) < 0.6 * sum(losses[:20])
+
+
+def test_one_optimizer_after_the_other_leaves_no_memory_behind():
+    """A library that has a workspace for each stream would leave one for each optimizer that records its steps."""
+    left = []
+    for _ in range(4):
+        model = nn.Linear(64, 64).cuda()
+        optimizer = PSGD(model.parameters(), lr=0.01, probe=Whitening())
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(torch.randn(8, 64, device="cuda")).square().mean().backward()
+            optimizer.step()
+        del model, optimizer
+        gc.collect()
+        left.append(torch.cuda.memory_allocated())
+    assert left[-1] - left[0] < 2**20
 
 
 @pytest.mark.parametrize("probe", [Whitening(), FiniteDifference()], ids=lambda p: type(p).__name__)

@@ -34,14 +34,15 @@ def printed(program: str, *args: str) -> Any:
 
 
 def test_the_package_takes_far_less_time_than_torch():
-    """The compiler alone would take as long again."""
-    times = []
-    for _ in range(2):
+    """The compiler alone would take as long again. If the machine was busy with something else, look once more."""
+
+    def share() -> float:
         of_torch, ours, modules = printed(IMPORTS)
         assert "torch._dynamo" not in modules
         assert "psgd.experiments" not in modules
-        times.append(ours / of_torch)
-    assert min(times) < 0.4
+        return float(ours / of_torch)
+
+    assert share() < 0.4 or share() < 0.4
 
 
 def test_help_and_version_need_no_torch():

@@ -1106,12 +1106,12 @@ MUTANTS = [
         ),
     ),
     *of(
-        "optimizer.py",
+        "state/adding.py",
         "state/test_choices.py::test_step_sizes_of_Q_are_those_of_the_structure_unless_given",
         (
             "step sizes are those of the optimizer's structure",
             "fill(group, structure,",
-            "fill(group, self.preconditioner,",
+            "fill(group, store.choices_of(index, {}).preconditioner,",
         ),
     ),
     *of(
@@ -1310,12 +1310,12 @@ MUTANTS = [
         ("the spread is a variance", "return variance.sqrt()", "return variance"),
     ),
     *of(
-        "diagnostics.py",
+        "diagnostics/operators.py",
         "test_diagnostics.py::test_matrix_free_equals_exact_on_small_problems",
         ("Q H Qᵀ with Q and its transpose swapped", "stack.group.apply_t(part) for", "stack.group.apply(part) for"),
     ),
     *of(
-        "diagnostics.py",
+        "diagnostics/matrices.py",
         "test_diagnostics.py::test_exact_properties_of_known_matrices",
         ("noise through Q", "(P @ P @ R).trace()", "(P @ R).trace()"),
     ),

@@ -1,8 +1,8 @@
 """The build fails where a public name is not documented.
 
-Public is what ``psgd.__all__`` has, what the modules among it define, and what their classes define that does not begin
-with an underscore. Each of them must have a docstring and a place in the reference: its own, or for what a class
-inherits or overrides that of the class it comes from.
+Public is what ``psgd.__all__`` has, what the modules among it define or export, and what their classes define that does
+not begin with an underscore. Each of them must have a docstring and a place in the reference: its own, or for what a
+class inherits or overrides that of the class it comes from.
 """
 
 from __future__ import annotations
@@ -65,16 +65,19 @@ def public(package: ModuleType) -> Iterator[Name]:
         path = f"{package.__name__}.{name}"
         yield Name(path, (path, _home(value, path)), _own_doc(value))
         if inspect.ismodule(value):
-            yield from _of_module(value, path)
+            yield from _of_module(value, path, package)
         elif inspect.isclass(value):
             yield from _of_class(value, path)
 
 
-def _of_module(module: ModuleType, path: str) -> Iterator[Name]:
+def _of_module(module: ModuleType, path: str, package: ModuleType) -> Iterator[Name]:
     for name in getattr(module, "__all__", None) or vars(module):
         value = vars(module)[name]
-        if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
+        home = getattr(value, "__module__", None) or ""
+        if name.startswith("_") or not f"{home}.".startswith(f"{module.__name__}."):
             continue
+        if name in package.__all__ and value is getattr(package, name):
+            continue  # a name of the package too, and documented as that
         yield Name(f"{path}.{name}", (f"{path}.{name}",), _own_doc(value))
         if inspect.isclass(value):
             yield from _of_class(value, f"{path}.{name}")

@@ -21,10 +21,10 @@ from .probes import ClosureChecks, Evaluation, FiniteDifference, Probe
 from .ranks import Alone, Ranks, ranks_of
 from .sample import measure, work_of
 from .state import (
-    Choices,
     Given,
     SkipCheck,
     Store,
+    adding,
     arithmetic,
     checkpoint,
     checks,
@@ -336,33 +336,12 @@ class PSGD(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a param group at any time; it may have a ``preconditioner`` and ``blocks`` of its own."""
-        index = len(self.param_groups)
-        where = f" in param group {index}"
-        for_all = [name for name in self._choice_names if name not in Choices._fields]
-        group = checks.param_group(param_group, for_all, index)
-        if self.param_groups and "param_names" in self.param_groups[0]:
-            group["params"] = checks.named(group["params"], index)
-        spelling.check_keys(group, (*options.NAMES, *self._choice_names), index)
-        checks.new_parameters(group["params"], self._store.params, where)
-        structure, blocks = self._store.choices_of(index, group)
-        own = where if "preconditioner" in group else ""
-        checks.fits_structure(structure, self.precond_dtype, self.normalize, own)
-        tensors = checks.tensors_of(group["params"])
-        self._ranks.check_new(tensors, where)
-        placed = self._store.divide(tensors, blocks)
-        self._given.fill(group, structure, self.probe.whitens, placed)
-        options.check({**self.defaults, **group}, where)
-        if self._ranks.has_all:
-            checks.fits_memory(structure, placed, own)
-        super().add_param_group(group)
         self._store.attach(self.state, self.param_groups)
-        try:
-            self._store.adopt(index, self.param_groups[-1])
-        except BaseException:
-            for p in self.param_groups.pop()["params"]:
-                self.state.pop(p, None)
-            self._store.rebuild()
-            raise
+        group = adding.checked(
+            param_group, self._store, self._choice_names, self.defaults, self._given, self.probe.whitens
+        )
+        super().add_param_group(group)
+        adding.adopt(self._store, self.param_groups, self.state)
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
@@ -397,11 +376,5 @@ class PSGD(Optimizer):
             self._store.rebuild()
 
     def __repr__(self) -> str:
-        stacks, store = self.stacks, self._store
-        structures, blocks = (summary.either(getattr(c, name) for c in store.choices) for name in Choices._fields)
-        choices = [structures, self.criterion, self.probe, blocks]
-        choices += [choice for choice in (self.precond_dtype, self.normalize) if choice is not None]
-        choices += [f"init={self.init!r}"] * (self.init != "scaled")
-        top = summary.headline(type(self).__name__, choices, self.param_groups, options.NAMES)
-        alike = len(set(map(str, store.choices))) < 2
-        return f"{top}\n{summary.table(stacks, store.params, None if alike else store.group_of)}"
+        self._notice_changes()
+        return summary.describe(type(self).__name__, self._store, self.criterion, self.probe, self.init)

@@ -65,6 +65,7 @@ def test_what_goes_wrong_is_one_line_and_earlier_rows_are_kept(work, rows, failu
     assert ("Traceback" in outcome.details) == (work in (toy.raises, toy.misses))
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_a_time_limit_keeps_the_rows_and_ends_all_processes():
     begin = time.monotonic()
     outcome = measure(Task("slow", toy.sleeps, limit=1.5))
@@ -75,6 +76,7 @@ def test_a_time_limit_keeps_the_rows_and_ends_all_processes():
     assert gone(outcome.row["child"])
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_an_interrupt_ends_all_processes():
     pids = []
 

@@ -38,6 +38,7 @@ def test_laps_are_timed_by_kind():
         time.sleep(0.05)  # between two rounds
     first, second = laps.read(2)
     assert len(first) == len(second) == 3
-    assert all(2 <= t < 20 for t in first)
-    assert all(20 <= t < 50 for t in second)
+    # A busy machine makes single laps longer, but never shorter.
+    assert 2 <= min(first) < 20
+    assert 20 <= min(second) < 50
     assert laps.read(2) == [[], []]

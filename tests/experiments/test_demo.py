@@ -86,8 +86,7 @@ def test_a_loss_after_some_mini_batches_is_a_point_of_the_curve(finished):
         assert run.loss_after(250) == run.losses[place]
 
 
-def test_all_learn():
-    finished = finish(500, seed=1)
+def test_all_learn(finished):
     assert finished[0].loss < 0.693  # log 2, the loss of a guess
     assert all(run.loss < 0.75 for run in finished)
 

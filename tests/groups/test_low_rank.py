@@ -187,7 +187,7 @@ def test_q_stays_invertible_and_solves_accurate_for_ever(case: Case, dtype: torc
     f = factor_of(group)
     eye = torch.eye(f.U.shape[1], dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
-    for step in range(200):
+    for step in range(120):
         x, y = torch.randn(2, 2, *case.shape, generator=generator, dtype=dtype)
         if step % 3 == 0:
             x = y = (f.V[:, :, :1] if step % 2 else f.U[:, :, :1]).reshape(x.shape) + 1e-3 * x
@@ -228,12 +228,12 @@ def test_a_few_large_curvatures_are_found_whatever_their_scale(dtype: torch.dtyp
     H = few_large().to(dtype)
     scales = torch.tensor([1e-8, 1.0, 1e8], dtype=dtype)
     conditions = []
-    for structure in (LowRank(10), Diagonal()):
+    for structure, count in ((LowRank(10), 1500), (Diagonal(), 500)):
         generator = torch.Generator().manual_seed(0)
         Q = structure.init((100,), batch=3, dtype=dtype, device="cpu")
-        for step in range(1500):
+        for step in range(count):
             dtheta = torch.randn(3, 100, generator=generator, dtype=dtype)
-            Q.descend_(c3(Q, dtheta, dtheta @ H * scales[:, None]), 0.1 * (1 - step / 1500), MaxAbs())
+            Q.descend_(c3(Q, dtheta, dtheta @ H * scales[:, None]), 0.1 * (1 - step / count), MaxAbs())
         for dense, scale in zip(Q.dense().double(), scales, strict=True):
             eigenvalues = diagnostics.preconditioned_eigenvalues(dense.mT @ dense, scale * H.double())
             conditions.append((eigenvalues.max() / eigenvalues.min()).item())
@@ -259,15 +259,23 @@ def test_a_quadratic_with_a_few_large_curvatures_is_solved_where_a_diagonal_is_s
             loss.backward()
             return loss
 
-        for _ in range(500):
+        for _ in range(250):
             optimizer.step(loss_of if isinstance(probe, HessianVector) else closure)
         losses.append(loss_of().item())
     assert losses[0] < 1e-3 * losses[1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("probe", [HessianVector(), FiniteDifference(), Whitening()], ids=lambda p: type(p).__name__)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("probe", "dtype"),
+    [
+        (HessianVector(), torch.float64),
+        (FiniteDifference(), torch.float32),
+        (FiniteDifference(), torch.bfloat16),
+        (Whitening(), torch.bfloat16),
+    ],
+    ids=str,
+)
 def test_it_trains_a_network_jointly(probe, dtype: torch.dtype):
     model = small_model(dtype)
     lr = 0.02 if isinstance(probe, Whitening) else 0.1

@@ -468,8 +468,8 @@ def test_several_factors_match_the_covariances_along_each_axis(shape: tuple[int,
     samples = (torch.randn(40, numel, generator=generator, dtype=torch.float64) @ mixing).view(40, 1, *shape)
     group = Kronecker(max_dense).init(shape, dtype=torch.float64, device="cpu")
     pooled = Pooled([group])
-    for t in range(1600):
-        pooled.whiten_([samples[t % 40].clone()], 0.2 if t < 400 else 0.03 if t < 800 else 0.005, 0.0, YES)
+    for t in range(1000):
+        pooled.whiten_([samples[t % 40].clone()], 0.2 if t < 250 else 0.03 if t < 500 else 0.005, 0.0, YES)
     seen = torch.cat([group.precondition(sample) for sample in samples])
     for axis, n in enumerate(shape):
         A = seen.movedim(axis + 1, 1).flatten(2)

@@ -15,7 +15,7 @@ from .ranks import Ranks
 
 #: A finite difference magnifies what rounding leaves of another order of summation; less where it is not as small.
 PROBES = {"whitening": Whitening(), "difference": FiniteDifference(std=1e-3)}
-STEPS = 40
+STEPS = 20
 
 alone: dict[Any, list[torch.Tensor]] = {}
 
@@ -52,7 +52,7 @@ def test_as_one_process(ranks, size, kind, probe):
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("probe", PROBES)
 def test_copies_of_divided_parameters(ranks, size, probe):
-    check(ranks, size, "hsdp", probe=PROBES[probe], steps=STEPS if size == 2 else 30)
+    check(ranks, size, "hsdp", probe=PROBES[probe], steps=STEPS)
 
 
 @pytest.mark.parametrize("probe", PROBES)
@@ -80,7 +80,7 @@ def test_structures_and_options(ranks, kind, options):
 
 @pytest.mark.parametrize("kind", ["ddp", "ddp, shared", "fsdp"])
 def test_single_precision(ranks, kind):
-    check(ranks, 2, kind, dtype=torch.float32, probe=Whitening(), steps=50)
+    check(ranks, 2, kind, dtype=torch.float32, probe=Whitening(), steps=25)
 
 
 def test_gradients_in_buckets(ranks):
@@ -96,8 +96,8 @@ def test_probes_that_find_gradients_by_themselves(ranks, kind, probe):
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_parameters_divided_along_any_axis(ranks, size):
     options = {"lr": 0.02, "probe": Whitening(), "weight_decay": 0.1}
-    one = jobs.columns_alone(30, **options)["params"]
-    for result in ranks.run(size, jobs.columns, 30, **options):
+    one = jobs.columns_alone(15, **options)["params"]
+    for result in ranks.run(size, jobs.columns, 15, **options):
         for mine, expected in zip(result["params"], one, strict=True):
             assert torch.linalg.vector_norm(mine - expected) <= 1e-10 * expected.norm()
 

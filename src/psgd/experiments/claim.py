@@ -33,7 +33,6 @@ class Claim:
         together: whether ``check`` decides once instead, given for each label the results of all seeds
         source: origin of the statement, ``"paper"`` or ``"ours"``
         note: a remark for the reader
-        more: labels of further runs, whose results follow those of ``labels`` if a seed has them
     """
 
     name: str
@@ -43,14 +42,11 @@ class Claim:
     together: bool = False
     source: str = "paper"
     note: str = ""
-    more: Sequence[str] = ()
 
     def judge(self, results: Results) -> dict[str, Any]:
         """Verdict over all seeds that have the runs of the claim, as a dict for the files."""
         seeds = [seed for seed, by_label in results.items() if all(label in by_label for label in self.labels)]
-        found = [
-            [results[seed][label] for label in (*self.labels, *self.more) if label in results[seed]] for seed in seeds
-        ]
+        found = [[results[seed][label] for label in self.labels] for seed in seeds]
         verdicts = [self.check(*arguments) for arguments in found] if not self.together else []
         if self.together and found:
             total = self.check(*zip(*found, strict=True))

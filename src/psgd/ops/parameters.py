@@ -2,7 +2,7 @@
 
 Torch's fused SGD kernel, ``p ← p − lr (d + decay p)`` or nothing, reads and writes each tensor once, and writes nothing
 if the flag says that what it reads is not finite. A running average is the same kernel with other signs.
-``tensor_table`` has Triton kernels that do the same for tensors known by their addresses.
+``tensor_table`` does the same, by Triton kernels, for tensors known by their addresses.
 """
 
 from __future__ import annotations

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import table_kernels
 from .factors import CHUNK
 from .streams import sent
-from .triton import DTYPES, jit, multiple, tl, trial, wide
+from .triton import DTYPES, trial, wide
 
 
 class Addresses:
@@ -91,7 +92,9 @@ class TensorTable:
             usable: one flag
         """
         even = self.even and self.aligned and v.data_ptr() % 16 == 0
-        self._launch(_subtract, v, scale, rate, decay, usable, even, DTYPES[self.dtype], wide(self.dtype, v.dtype))
+        self._launch(
+            table_kernels.subtract, v, scale, rate, decay, usable, even, DTYPES[self.dtype], wide(self.dtype, v.dtype)
+        )
 
     def lengths(self, sources: Addresses, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Length of each of some tensors, each like its parameter, and for each whether it may have slices of zeros.
@@ -102,14 +105,14 @@ class TensorTable:
         device = self.blocks.device
         sums = torch.empty(len(self.chunks), dtype=dtype, device=device)
         zeros = torch.zeros(len(self.blocks), dtype=torch.int32, device=device)
-        self._launch(_squares, sources.place, sums, zeros, even, DTYPES[self.dtype], wide(dtype))
+        self._launch(table_kernels.squares, sources.place, sums, zeros, even, DTYPES[self.dtype], wide(dtype))
         return self._roots(sums), zeros >= self.smallest
 
     def _roots(self, sums: Tensor) -> Tensor:
         """Root of the sum of each parameter, from the sums of its chunks."""
         lengths = sums.new_empty(len(self.blocks))
         with torch.cuda.device(sums.device):
-            _lengths[(len(self.blocks),)](self.ends, sums, lengths, 1024)
+            table_kernels.lengths[(len(self.blocks),)](self.ends, sums, lengths, 1024)
         return lengths
 
     def support(self, sources: Addresses, has_zeros: Tensor) -> Tensor:
@@ -126,14 +129,21 @@ class TensorTable:
         flags = (~has_zeros).to(torch.float32).index_select(0, self.owners)
         axes = self.axes.shape[1]
         self._launch(
-            _support, sources.place, has_zeros.view(torch.uint8), self.axes, flags, axes, even, DTYPES[self.dtype]
+            table_kernels.support,
+            sources.place,
+            has_zeros.view(torch.uint8),
+            self.axes,
+            flags,
+            axes,
+            even,
+            DTYPES[self.dtype],
         )
         return flags
 
     def gather(self, sources: Addresses, out: Tensor) -> None:
         """Copy tensors, each like its parameter, to a buffer like that of the directions."""
         even = self.even and sources.aligned and out.data_ptr() % 16 == 0
-        self._launch(_gather, sources.place, out, even, DTYPES[self.dtype])
+        self._launch(table_kernels.gather, sources.place, out, even, DTYPES[self.dtype])
 
     def average_(
         self, sources: Addresses, means: Addresses, dtype: torch.dtype, weight: Tensor, factor: Tensor, usable: Tensor
@@ -154,192 +164,13 @@ class TensorTable:
         even = self.even and sources.aligned and means.aligned
         dtypes = DTYPES[self.dtype], DTYPES[dtype], wide(self.dtype, dtype)
         sums = torch.empty(len(self.chunks), dtype=torch.promote_types(dtype, torch.float32), device=self.blocks.device)
-        self._launch(_average, sources.place, means.place, weight, factor, usable, sums, even, *dtypes)
+        self._launch(table_kernels.average, sources.place, means.place, weight, factor, usable, sums, even, *dtypes)
         return self._roots(sums)
 
     def _launch(self, kernel: Any, *arguments: Any) -> None:
         """Launch a kernel with one program for each chunk."""
         with torch.cuda.device(self.blocks.device):
             kernel[(len(self.chunks),)](self.blocks, self.chunks, *arguments, CHUNK)
-
-
-@jit
-def _subtract(  # type: ignore[no-untyped-def]
-    blocks,
-    chunks,
-    v,
-    scale,
-    rate,
-    decay,
-    usable,
-    aligned: tl.constexpr,
-    dtype: tl.constexpr,
-    compute: tl.constexpr,
-    chunk: tl.constexpr,
-):
-    b, i, inside = _chunk(blocks, chunks, aligned, chunk)
-    inside = inside & (tl.load(usable) != 0)
-    block = blocks + 6 * b
-    theta = _pointer(block, dtype, aligned)
-    x = tl.load(v + _start(block, aligned) + i, mask=inside).to(compute)
-    t = tl.load(theta + i, mask=inside).to(compute)
-    scale += tl.load(block + 3)
-    n = tl.load(block + 4).to(tl.int32)
-    if n > 1:
-        s = tl.load(scale + _position(i, tl.load(block + 1), n, tl.load(block + 5).to(tl.int32)), mask=inside)
-    else:
-        s = tl.load(scale + i * 0)
-    d = x * (s.to(compute) * tl.load(rate + b).to(compute)) + t * tl.load(decay + b).to(compute)
-    tl.store(theta + i, (t - d).to(dtype), mask=inside)
-
-
-@jit
-def _chunk(blocks, chunks, aligned: tl.constexpr, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Block that a program handles, its positions there, and whether they are within the block."""
-    pid = tl.program_id(0).to(tl.int64)
-    b = tl.load(chunks + 2 * pid)
-    i = tl.load(chunks + 2 * pid + 1) * chunk + tl.arange(0, chunk)
-    return b, i, i < multiple(tl.load(blocks + 6 * b + 1).to(tl.int32), aligned)
-
-
-@jit
-def _pointer(place, dtype: tl.constexpr, aligned: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Pointer to numbers, from the address that is stored at a place."""
-    pointer = tl.load(place).to(tl.pointer_type(dtype))
-    return tl.multiple_of(pointer, 16) if aligned else pointer
-
-
-@jit
-def _start(block, aligned: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Position in a buffer where a block begins."""
-    return multiple(tl.load(block + 2), aligned)
-
-
-@jit
-def _position(i, numel, n, after):  # type: ignore[no-untyped-def]
-    """``(i // after) % n``, by one division if that is enough."""
-    if after == 1:
-        at = i % n
-    else:
-        at = i // after
-        if after * n < numel:
-            at = at % n
-    return at
-
-
-@jit
-def _squares(  # type: ignore[no-untyped-def]
-    blocks,
-    chunks,
-    sources,
-    sums,
-    zeros,
-    aligned: tl.constexpr,
-    dtype: tl.constexpr,
-    compute: tl.constexpr,
-    chunk: tl.constexpr,
-):
-    b, i, inside = _chunk(blocks, chunks, aligned, chunk)
-    x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside, other=0).to(compute)
-    tl.store(sums + tl.program_id(0), tl.sum(x * x, 0))
-    count = tl.sum(tl.where(inside & (x == 0), 1, 0), 0)
-    if count > 0:
-        tl.atomic_add(zeros + b, count)  # whole numbers: in any order the same
-
-
-@jit
-def _lengths(ends, sums, lengths, width: tl.constexpr):  # type: ignore[no-untyped-def]
-    b = tl.program_id(0)
-    end = tl.load(ends + b + 1)
-    total = tl.zeros([width], dtype=sums.dtype.element_ty)
-    for start in range(tl.load(ends + b), end, width):
-        k = start + tl.arange(0, width)
-        total += tl.load(sums + k, mask=k < end, other=0)
-    tl.store(lengths + b, tl.sqrt(tl.sum(total, 0)))
-
-
-@jit
-def _near(start, after, n, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``(i // after) % n`` for positions ``i`` from ``start`` on: many, for which a division of each costs too much."""
-    first = start // after
-    steps = _quotient(start - first * after + tl.arange(0, chunk), after, chunk)
-    at = first % n + steps
-    return at - n * _quotient(at, n, chunk)
-
-
-@jit
-def _quotient(t, by, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``t // by`` for ``t < by + chunk``: the product with the reciprocal is exact enough for numbers as small."""
-    if by > chunk:  # noqa: SIM108
-        quotient = (t >= by).to(tl.int32)
-    else:
-        quotient = ((t.to(tl.float32) + 0.5) * (1.0 / by)).to(tl.int32)
-    return quotient
-
-
-@jit
-def _support(  # type: ignore[no-untyped-def]
-    blocks,
-    chunks,
-    sources,
-    has_zeros,
-    axes,
-    flags,
-    count: tl.constexpr,
-    aligned: tl.constexpr,
-    dtype: tl.constexpr,
-    chunk: tl.constexpr,
-):
-    b, i, inside = _chunk(blocks, chunks, aligned, chunk)
-    if tl.load(has_zeros + b) != 0:
-        x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside, other=0)
-        start = tl.load(chunks + 2 * tl.program_id(0).to(tl.int64) + 1) * chunk
-        for k in tl.static_range(count):
-            axis = axes + 3 * (count * b + k)
-            n = tl.load(axis + 1).to(tl.int32)
-            if n > 0:
-                at = tl.load(axis) + _near(start, tl.load(axis + 2).to(tl.int32), n, chunk)
-                # Whoever else writes there writes the same. Nearly always somebody has, and many writes would queue up.
-                new = (x != 0) & (tl.load(flags + at, mask=inside, other=1.0) == 0)
-                tl.store(flags + at, 1.0, mask=new)
-
-
-@jit
-def _gather(  # type: ignore[no-untyped-def]
-    blocks, chunks, sources, out, aligned: tl.constexpr, dtype: tl.constexpr, chunk: tl.constexpr
-):
-    b, i, inside = _chunk(blocks, chunks, aligned, chunk)
-    x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside)
-    tl.store(out + _start(blocks + 6 * b, aligned) + i, x, mask=inside)
-
-
-@jit
-def _average(  # type: ignore[no-untyped-def]
-    blocks,
-    chunks,
-    sources,
-    means,
-    weight,
-    factor,
-    usable,
-    sums,
-    aligned: tl.constexpr,
-    dtype: tl.constexpr,
-    mean_dtype: tl.constexpr,
-    compute: tl.constexpr,
-    chunk: tl.constexpr,
-):
-    b, i, inside = _chunk(blocks, chunks, aligned, chunk)
-    inside = inside & (tl.load(usable) != 0)
-    mean = _pointer(means + b, mean_dtype, aligned)
-    w = tl.load(weight + b).to(compute)
-    x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside, other=0).to(compute)
-    x = x * tl.load(factor + b).to(compute)
-    m = tl.load(mean + i, mask=inside, other=0).to(compute)
-    # Interpolate from the nearer end, so that a weight of one gives the source itself.
-    new = tl.where(w < 0.5, m + w * (x - m), x - (1 - w) * (x - m))
-    tl.store(mean + i, new.to(mean_dtype), mask=inside)
-    tl.store(sums + tl.program_id(0), tl.sum(tl.where(inside, new * new, 0.0), 0))
 
 
 @trial("subtract")

@@ -1,17 +1,16 @@
 """State of the optimizer: how it is kept, checked, saved and loaded."""
 
-from . import arithmetic, checkpoint, checks, facts, options, spelling, summary
-from .choices import Choices
+from . import adding, arithmetic, checkpoint, checks, facts, options, spelling, summary
 from .defaults import Given
 from .loading import loading
 from .skips import SkipCheck
 from .store import Store
 
 __all__ = [
-    "Choices",
     "Given",
     "SkipCheck",
     "Store",
+    "adding",
     "arithmetic",
     "checkpoint",
     "checks",

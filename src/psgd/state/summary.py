@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor
 
+from ..criteria import Criterion
 from ..engine.stack import Stack
+from ..probes import Probe
+from . import options
+from .choices import Choices
 from .memory import readable
+from .store import Store
 
 
-def headline(name: str, choices: Sequence[object], groups: Sequence[Mapping[str, Any]], options: Sequence[str]) -> str:
-    shown = [choice.__name__ if isinstance(choice, type(headline)) else str(choice) for choice in choices]
-    numbers = [f"{option}={either([_plain(group[option]) for group in groups])}" for option in options]
+def describe(name: str, store: Store, criterion: Criterion, probe: Probe, init: str) -> str:
+    """Headline with choices and numbers, and a table of the blocks.
+
+    Args:
+        name: name of the optimizer's class
+        store: store of the optimizer
+        criterion: criterion that ``P`` is fitted to
+        probe: source of the pairs
+        init: initial ``Q``
+    """
+    structures, blocks = (either(getattr(c, field) for c in store.choices) for field in Choices._fields)
+    choices = [structures, criterion, probe, blocks]
+    choices += [choice for choice in (store.precond_dtype, store.normalize) if choice is not None]
+    choices += [f"init={init!r}"] * (init != "scaled")
+    alike = len(set(map(str, store.choices))) < 2
+    lines = _table(store.stacks(), store.params, None if alike else store.group_of)
+    return f"{_headline(name, choices, store.groups)}\n{lines}"
+
+
+def _headline(name: str, choices: Sequence[object], groups: Sequence[Mapping[str, Any]]) -> str:
+    shown = [choice.__name__ if isinstance(choice, FunctionType) else str(choice) for choice in choices]
+    numbers = [f"{option}={either([_plain(group[option]) for group in groups])}" for option in options.NAMES]
     return f"{name}({', '.join(shown)}; {', '.join(numbers)})"
 
 
@@ -23,7 +48,7 @@ def either(values: Iterable[object]) -> str:
     return " or ".join(texts) if len(texts) < 4 else "various"
 
 
-def table(stacks: Sequence[Stack], params: Sequence[Tensor], group_of: Sequence[int] | None = None) -> str:
+def _table(stacks: Sequence[Stack], params: Sequence[Tensor], group_of: Sequence[int] | None = None) -> str:
     """Table with one line for all blocks of a stack, and a last line with the sums.
 
     Args:

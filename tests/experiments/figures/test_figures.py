@@ -11,26 +11,29 @@ import pytest
 import torch
 from matplotlib.image import imread
 
+from psgd.experiments import digits, long_memory, recurrent
 from psgd.experiments.figure import Figure, read
-from psgd.experiments.figures import FIGURES
+from psgd.experiments.figures import FIGURES, fig3, fig5, fig6, rnn_suite
 from psgd.experiments.reproduce import Order, Written, reproduce
 from psgd.experiments.rnn2d import Settings
 from tests.experiments.small_digits import small_digits  # noqa: F401
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
-MNIST = {"epochs": 0.2, "short_epochs": 0.1, "update_every": 60, "seeds": 1, "baseline_seeds": 1}
+#: for each module that yields a row after so many mini-batches, the fewer that are enough to see that it does
+EVERY = {digits: 6, recurrent: 10, long_memory: 10, fig3: 10, fig5: 10, fig6: 10, rnn_suite: 10}
+MNIST = {"epochs": 0.2, "short_epochs": 0.1, "update_every": 4, "seeds": 1, "baseline_seeds": 1}
 TINY: dict[str, dict[str, Any]] = {
     "fig1": {"seeds": 1},
-    "fig2": {"pairs": 200, "seeds": 1},
-    "fig3": {"iterations": 200, "seeds": 1},
+    "fig2": {"pairs": 20, "seeds": 1},
+    "fig3": {"iterations": 20, "seeds": 1},
     "fig4": {"seeds": 1},
-    "fig5": {"iterations": 100, "seeds": 1},
-    "fig6": {"length": 6, "iterations": 50, "stop": True, "seeds": 3, "paper_seeds": 2, "baseline_seeds": 1},
+    "fig5": {"iterations": 20, "seeds": 1},
+    "fig6": {"length": 6, "iterations": 20, "stop": True, "seeds": 3, "paper_seeds": 2, "baseline_seeds": 1},
     "fig7": MNIST,
-    "fig8": MNIST | {"regularized_epochs": 0.1, "regularized_update_every": 60},
+    "fig8": MNIST | {"regularized_epochs": 0.1, "regularized_update_every": 4},
     "fig9": MNIST,
     "complexity": {"rounds": 1, "length": 4, "seeds": 1},
-    "rnn-suite": {"length": 10, "iterations": 100, "seeds": 2, "baseline_seeds": 1, "rates": 2},
+    "rnn-suite": {"length": 10, "iterations": 10, "seeds": 2, "baseline_seeds": 1},
     "rnn2d": asdict(Settings(states=[2, 2], sizes=[7, 2], strides=[7, 2], epochs=2, images=200))
     | {"seeds": 2, "undistorted": 1},
 }
@@ -45,7 +48,9 @@ CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA de
 @pytest.mark.usefixtures("small_digits")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CUDA)])
 @EACH
-def test_every_figure_runs_is_drawn_and_judged(figure: Figure, device: str, tmp_path: Path):
+def test_every_figure_runs_is_drawn_and_judged(figure: Figure, device: str, tmp_path: Path, monkeypatch):
+    for module, every in EVERY.items():
+        monkeypatch.setattr(module, "EVERY", every)
     order = Order(figure, TINY[figure.name], "quick")
     *_, event = reproduce([order], tmp_path, jobs=1, device=device)
     assert isinstance(event, Written)

@@ -14,8 +14,7 @@ def test_the_first_seed_has_everything_and_later_ones_what_claims_need():
     assert labels(fig6, 0) == {fig6.SGD, fig6.C1, fig6.C2, fig6.C3, fig6.OURS}
     assert labels(fig6, 9) == {fig6.C3, fig6.OURS}
     assert len(labels(fig7, 0)) == 8
-    assert len(labels(rnn_suite, 0)) == 8 * (3 * 4 + 2)
-    assert len(labels(rnn_suite, 0, "quick")) == 8 * (3 * 2 + 2)
+    assert len(labels(rnn_suite, 0)) == 8 * (3 * 2 + 2)
     assert labels(rnn_suite, 4) == set(rnn_suite.OURS)
     assert labels(rnn2d, 0) == {rnn2d.OURS, rnn2d.UNDISTORTED}
     assert labels(rnn2d, 4) == labels(rnn2d, 0, "quick") == {rnn2d.OURS}

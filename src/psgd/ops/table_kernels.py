@@ -1,0 +1,189 @@
+"""Triton kernels of ``TensorTable``: one program for each chunk of a parameter, which it finds by its address.
+
+``blocks`` has six numbers for each parameter: its address, its number of elements, where its direction begins in the
+buffer, and how its scales are found. ``chunks`` has two numbers for each program: the index of its parameter, and which
+chunk of the parameter it handles. With ``aligned``, addresses and sizes are multiples of 16.
+"""
+
+from __future__ import annotations
+
+from .triton import jit, multiple, tl
+
+
+@jit
+def subtract(  # type: ignore[no-untyped-def]
+    blocks,
+    chunks,
+    v,
+    scale,
+    rate,
+    decay,
+    usable,
+    aligned: tl.constexpr,
+    dtype: tl.constexpr,
+    compute: tl.constexpr,
+    chunk: tl.constexpr,
+):
+    b, i, inside = _chunk(blocks, chunks, aligned, chunk)
+    inside = inside & (tl.load(usable) != 0)
+    block = blocks + 6 * b
+    theta = _pointer(block, dtype, aligned)
+    x = tl.load(v + _start(block, aligned) + i, mask=inside).to(compute)
+    t = tl.load(theta + i, mask=inside).to(compute)
+    scale += tl.load(block + 3)
+    n = tl.load(block + 4).to(tl.int32)
+    if n > 1:
+        s = tl.load(scale + _position(i, tl.load(block + 1), n, tl.load(block + 5).to(tl.int32)), mask=inside)
+    else:
+        s = tl.load(scale + i * 0)
+    d = x * (s.to(compute) * tl.load(rate + b).to(compute)) + t * tl.load(decay + b).to(compute)
+    tl.store(theta + i, (t - d).to(dtype), mask=inside)
+
+
+@jit
+def _chunk(blocks, chunks, aligned: tl.constexpr, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Block that a program handles, its positions there, and whether they are within the block."""
+    pid = tl.program_id(0).to(tl.int64)
+    b = tl.load(chunks + 2 * pid)
+    i = tl.load(chunks + 2 * pid + 1) * chunk + tl.arange(0, chunk)
+    return b, i, i < multiple(tl.load(blocks + 6 * b + 1).to(tl.int32), aligned)
+
+
+@jit
+def _pointer(place, dtype: tl.constexpr, aligned: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Pointer to numbers, from the address that is stored at a place."""
+    pointer = tl.load(place).to(tl.pointer_type(dtype))
+    return tl.multiple_of(pointer, 16) if aligned else pointer
+
+
+@jit
+def _start(block, aligned: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Position in a buffer where a block begins."""
+    return multiple(tl.load(block + 2), aligned)
+
+
+@jit
+def _position(i, numel, n, after):  # type: ignore[no-untyped-def]
+    """``(i // after) % n``, by one division if that is enough."""
+    if after == 1:
+        at = i % n
+    else:
+        at = i // after
+        if after * n < numel:
+            at = at % n
+    return at
+
+
+@jit
+def squares(  # type: ignore[no-untyped-def]
+    blocks,
+    chunks,
+    sources,
+    sums,
+    zeros,
+    aligned: tl.constexpr,
+    dtype: tl.constexpr,
+    compute: tl.constexpr,
+    chunk: tl.constexpr,
+):
+    b, i, inside = _chunk(blocks, chunks, aligned, chunk)
+    x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside, other=0).to(compute)
+    tl.store(sums + tl.program_id(0), tl.sum(x * x, 0))
+    count = tl.sum(tl.where(inside & (x == 0), 1, 0), 0)
+    if count > 0:
+        tl.atomic_add(zeros + b, count)  # whole numbers: in any order the same
+
+
+@jit
+def lengths(ends, sums, lengths, width: tl.constexpr):  # type: ignore[no-untyped-def]
+    b = tl.program_id(0)
+    end = tl.load(ends + b + 1)
+    total = tl.zeros([width], dtype=sums.dtype.element_ty)
+    for start in range(tl.load(ends + b), end, width):
+        k = start + tl.arange(0, width)
+        total += tl.load(sums + k, mask=k < end, other=0)
+    tl.store(lengths + b, tl.sqrt(tl.sum(total, 0)))
+
+
+@jit
+def _near(start, after, n, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``(i // after) % n`` for positions ``i`` from ``start`` on: many, for which a division of each costs too much."""
+    first = start // after
+    steps = _quotient(start - first * after + tl.arange(0, chunk), after, chunk)
+    at = first % n + steps
+    return at - n * _quotient(at, n, chunk)
+
+
+@jit
+def _quotient(t, by, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``t // by`` for ``t < by + chunk``: the product with the reciprocal is exact enough for numbers as small."""
+    if by > chunk:  # noqa: SIM108
+        quotient = (t >= by).to(tl.int32)
+    else:
+        quotient = ((t.to(tl.float32) + 0.5) * (1.0 / by)).to(tl.int32)
+    return quotient
+
+
+@jit
+def support(  # type: ignore[no-untyped-def]
+    blocks,
+    chunks,
+    sources,
+    has_zeros,
+    axes,
+    flags,
+    count: tl.constexpr,
+    aligned: tl.constexpr,
+    dtype: tl.constexpr,
+    chunk: tl.constexpr,
+):
+    b, i, inside = _chunk(blocks, chunks, aligned, chunk)
+    if tl.load(has_zeros + b) != 0:
+        x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside, other=0)
+        start = tl.load(chunks + 2 * tl.program_id(0).to(tl.int64) + 1) * chunk
+        for k in tl.static_range(count):
+            axis = axes + 3 * (count * b + k)
+            n = tl.load(axis + 1).to(tl.int32)
+            if n > 0:
+                at = tl.load(axis) + _near(start, tl.load(axis + 2).to(tl.int32), n, chunk)
+                # Whoever else writes there writes the same. Nearly always somebody has, and many writes would queue up.
+                new = (x != 0) & (tl.load(flags + at, mask=inside, other=1.0) == 0)
+                tl.store(flags + at, 1.0, mask=new)
+
+
+@jit
+def gather(  # type: ignore[no-untyped-def]
+    blocks, chunks, sources, out, aligned: tl.constexpr, dtype: tl.constexpr, chunk: tl.constexpr
+):
+    b, i, inside = _chunk(blocks, chunks, aligned, chunk)
+    x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside)
+    tl.store(out + _start(blocks + 6 * b, aligned) + i, x, mask=inside)
+
+
+@jit
+def average(  # type: ignore[no-untyped-def]
+    blocks,
+    chunks,
+    sources,
+    means,
+    weight,
+    factor,
+    usable,
+    sums,
+    aligned: tl.constexpr,
+    dtype: tl.constexpr,
+    mean_dtype: tl.constexpr,
+    compute: tl.constexpr,
+    chunk: tl.constexpr,
+):
+    b, i, inside = _chunk(blocks, chunks, aligned, chunk)
+    inside = inside & (tl.load(usable) != 0)
+    mean = _pointer(means + b, mean_dtype, aligned)
+    w = tl.load(weight + b).to(compute)
+    x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside, other=0).to(compute)
+    x = x * tl.load(factor + b).to(compute)
+    m = tl.load(mean + i, mask=inside, other=0).to(compute)
+    # Interpolate from the nearer end, so that a weight of one gives the source itself.
+    new = tl.where(w < 0.5, m + w * (x - m), x - (1 - w) * (x - m))
+    tl.store(mean + i, new.to(mean_dtype), mask=inside)
+    tl.store(sums + tl.program_id(0), tl.sum(tl.where(inside, new * new, 0.0), 0))

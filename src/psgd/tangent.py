@@ -69,7 +69,7 @@ class Tangent:
 
     @cached_property
     def _formed(self) -> Tensor | None:
-        """``S`` itself, if it is no larger than the pair or small anyway."""
+        """``S`` itself, if it is not much larger than the pair or small anyway: else it is computed twice, in rows."""
         if is_formed(self.rows, self.columns):
             half = self.x @ self.y.mT
             return half + half.mT
@@ -159,7 +159,7 @@ class DiagonalTangent:
 
 def is_formed(rows: int, columns: int) -> bool:
     """Whether ``S`` is formed as a whole, for a pair with these numbers of rows and columns."""
-    return columns > 1 and rows <= max(columns, 2 * BLOCK_ROWS)
+    return columns > 1 and rows <= max(4 * columns, 2 * BLOCK_ROWS)
 
 
 def looks_at_longest(device: torch.device, rows: int, columns: int) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..ops import triangular as parallel
+from ..ops import triangular_products as products
 from ..ops.look import seen
 from ..tangent import BLOCK_ROWS, LONGEST, Tangent, is_formed, looks_at_longest, rows_at_once, steps_down
 from .base import Group, LeftFactor, Structure
@@ -36,16 +37,16 @@ class Triangular(LeftFactor):
         return Q
 
     def apply(self, v: Tensor) -> Tensor:
-        return self.full @ v
+        return products.multiply(self.full, v)
 
     def apply_t(self, v: Tensor) -> Tensor:
-        return self.full.mT @ v
+        return products.multiply_t(self.full, v)
 
     def solve(self, v: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(self.full, v, upper=True)
+        return products.solve(self.full, v)
 
     def solve_t(self, v: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(self.full.mT, v, upper=False)
+        return products.solve_t(self.full, v)
 
     def project(self, tangent: Tangent) -> Tangent:
         return tangent
@@ -58,8 +59,12 @@ class Triangular(LeftFactor):
         n = tangent.rows
         for start in range(0, n, BLOCK_ROWS):
             stop = min(start + BLOCK_ROWS, n)
-            rows = tangent.upper(start, stop).triu_() @ self.full[:, start:, start:]
-            self.full[:, start:stop, start:].addcmul_(rows, step, value=-1).mul_(scale)
+            E = tangent.upper(start, stop)
+            E[:, :, : stop - start].triu_()
+            rows = products.multiply_rows(E, self.full[:, start:, start:])
+            self.full[:, start:stop, start:].addcmul_(rows, step, value=-1)
+        if not seen(scale.device, lambda: scale == 1):
+            self.full.mul_(scale)
 
     def flops(self, columns: int) -> tuple[float, float]:
         """FLOPs for k columns: ``a`` costs ``2 n² k``, the triangular solve of ``b`` half of that, ``P g`` ``4 n² k``.

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..ops import triangular as parallel
 from ..ops import triangular_products as products
 from ..ops.look import seen
-from ..tangent import BLOCK_ROWS, LONGEST, Tangent, is_formed, looks_at_longest, rows_at_once, steps_down
+from ..tangent import BLOCK_ROWS, LONGEST, Tangent, is_formed, is_small, looks_at_longest, rows_at_once, steps_down
 from .base import Group, LeftFactor, Structure
 from .factor import normal_like
 
@@ -52,7 +52,7 @@ class Triangular(LeftFactor):
         return tangent
 
     def descend_off_diagonal_(self, tangent: Tangent, step: Tensor, scale: Tensor) -> None:
-        if tangent.columns == 1:
+        if tangent.columns == 1 and not is_formed(tangent.rows, 1):
             descend_rank_two_(self.full, tangent.x, tangent.y, step, scale)
             return
         # Row i of triu(S) Q needs rows i and below: from the top, each block of rows is read before it is written.
@@ -69,22 +69,26 @@ class Triangular(LeftFactor):
     def flops(self, columns: int) -> tuple[float, float]:
         """FLOPs for k columns: ``a`` costs ``2 n² k``, the triangular solve of ``b`` half of that, ``P g`` ``4 n² k``.
 
-        ``S`` costs ``2 n² k``; if it is too large to be formed, it costs about the same, in rows from the diagonal on,
-        each time that it is needed: for its norm and for the step. The step of matrices costs about ``2/3 n³``. The
-        step of vectors, in blocks of r rows, costs about ``(4 + r) n²``.
+        In blocks, as large products on a CPU are computed, ``a`` and ``P g`` cost little more than half of that. ``S``
+        costs ``2 n² k``; if it is too large to be formed, it costs about twice as much, in rows from the diagonal on,
+        each time that it is needed: for its norm and for the step. The step of matrices costs about ``2/3 n³``, in
+        blocks about ``1/3 n³``. The step of vectors, in blocks of r rows, costs about ``(4 + r) n²``.
         """
-        n = self.full.shape[-1]
+        n, device = self.full.shape[-1], self.full.device
         square = n * n * columns
-        if columns == 1:
-            rows, at_once = _block_rows(self.full.device, n)
+        formed = is_formed(n, columns)
+        if columns == 1 and not formed:
+            rows, at_once = _block_rows(device, n)
             rows = min(rows, n)
-            looks = looks_at_longest(self.full.device, n, columns)
-            step = 4 * (LONGEST**2 if looks else steps_down(n, rows_at_once(self.full.device, n)))
+            looks = looks_at_longest(device, n, columns)
+            step = 4 * (LONGEST**2 if looks else steps_down(n, rows_at_once(device, n)))
             step += (8 + 2 * rows) * steps_down(n, at_once) + 4 * rows * n
         else:
-            step = 2 * steps_down(n, power=2)
-            step += 2 * square if is_formed(n, columns) else 8 * columns * steps_down(n)
-        return 3 * square + step, 4 * square
+            starts = range(0, n, BLOCK_ROWS)
+            step = sum(products.flops(device, n - start, min(BLOCK_ROWS, n - start)) for start in starts)
+            step += 2 * square if is_small(n, columns) else (4 if formed else 8) * columns * steps_down(n)
+        product = products.flops(device, n, columns)
+        return product + square + step, 2 * product
 
     def random_(self, generator: torch.Generator) -> None:
         self.full.copy_(normal_like(self.full, generator).triu_(1) / self.full.shape[-1] ** 0.5)

@@ -77,10 +77,12 @@ class Tangent:
 
     @cached_property
     def _blocks(self) -> list[Tensor]:
-        """``BLOCK_ROWS`` rows of ``S`` at a time, see ``upper``, if it is large but no more than twice the pair."""
+        """``BLOCK_ROWS`` rows of ``S`` at a time, see ``upper``, if it is large but not much larger than the pair."""
         if is_small(self.rows, self.columns) or not is_formed(self.rows, self.columns):
             return []
-        return [self._upper(start, min(start + BLOCK_ROWS, self.rows)) for start in range(0, self.rows, BLOCK_ROWS)]
+        half = torch.bmm(self.x, self.y.mT)
+        starts = range(0, self.rows, BLOCK_ROWS)
+        return [half[:, i : i + BLOCK_ROWS, i:] + half[:, i:, i : i + BLOCK_ROWS].mT for i in starts]
 
     def upper(self, start: int, stop: int) -> Tensor:
         """Rows ``start`` to ``stop`` of ``S``, from column ``start`` on.
@@ -91,9 +93,6 @@ class Tangent:
             return self._formed[:, start:stop, start:]
         if self._blocks and start % BLOCK_ROWS == 0 and stop == min(start + BLOCK_ROWS, self.rows):
             return self._blocks[start // BLOCK_ROWS]
-        return self._upper(start, stop)
-
-    def _upper(self, start: int, stop: int) -> Tensor:
         x, y = self.x[:, start:], self.y[:, start:]
         size = stop - start
         return torch.baddbmm(torch.bmm(x[:, :size], y.mT), y[:, :size], x.mT)
@@ -104,6 +103,8 @@ class Tangent:
     def diagonal(self) -> Tensor:
         if self._formed is not None:
             return self._formed.diagonal(dim1=1, dim2=2)
+        if self._blocks:
+            return torch.cat([block.diagonal(dim1=1, dim2=2) for block in self._blocks], 1)
         return self.diagonal_alone()
 
     def diagonal_alone(self) -> Tensor:
@@ -173,7 +174,7 @@ def is_formed(rows: int, columns: int) -> bool:
     """Whether ``S``, or its upper triangle, is kept from one use to the next: if it is small, or not much larger than
     the pair. ``rows`` and ``columns`` are those of the pair.
     """
-    return is_small(rows, columns) or (columns > 1 and rows <= 4 * columns)
+    return is_small(rows, columns) or (columns > 1 and rows <= max(4 * columns, 4 * BLOCK_ROWS))
 
 
 def is_small(rows: int, columns: int) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..ops import triangular as parallel
 from ..ops import triangular_products as products
 from ..ops.look import seen
-from ..tangent import BLOCK_ROWS, LONGEST, Tangent, is_formed, is_small, looks_at_longest, rows_at_once, steps_down
+from ..tangent import BLOCK_ROWS, LONGEST, Tangent, is_formed, looks_at_longest, rows_at_once, steps_down
 from .base import Group, LeftFactor, Structure
 from .factor import normal_like
 
@@ -86,7 +86,7 @@ class Triangular(LeftFactor):
         else:
             starts = range(0, n, BLOCK_ROWS)
             step = sum(products.flops(device, n - start, min(BLOCK_ROWS, n - start)) for start in starts)
-            step += 2 * square if is_small(n, columns) else (4 if formed else 8) * columns * steps_down(n)
+            step += 2 * square if formed else 8 * columns * steps_down(n)
         product = products.flops(device, n, columns)
         return product + square + step, 2 * product
 

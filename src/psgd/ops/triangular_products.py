@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 #: number of rows of a block
-ROWS = 128
+ROWS = 80
 #: smallest number of multiplications of a whole product that is worth several products
 WORTH = 2**23
 

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psgd.tangent import DiagonalTangent, Tangent, fold, unfold
+from psgd.tangent import BLOCK_ROWS, DiagonalTangent, Tangent, fold, unfold
 
-SHAPES = [(1, 1), (5, 1), (5, 3), (3, 7), (130, 1), (290, 2), (300, 40), (150, 200)]
+SHAPES = [(1, 1), (5, 1), (5, 3), (3, 7), (130, 1), (290, 2), (530, 2), (300, 40), (150, 200)]
 
 
 def pair(n: int, k: int, batch: int = 2, seed: int = 0) -> Tangent:
@@ -26,6 +26,9 @@ def test_norms_and_diagonal_are_those_of_the_matrix(n, k):
     torch.testing.assert_close(tangent.max_abs(), S.abs().amax((1, 2)))
     torch.testing.assert_close(tangent.max_diag(), S.diagonal(dim1=1, dim2=2).abs().amax(1))
     torch.testing.assert_close(tangent.upper(n // 2, n), S[:, n // 2 :, n // 2 :])
+    for start in range(0, n, BLOCK_ROWS):
+        stop = min(start + BLOCK_ROWS, n)
+        torch.testing.assert_close(tangent.upper(start, stop), S[:, start:stop, start:])
     exact = torch.linalg.matrix_norm(S, 2)
     if k == 1:
         torch.testing.assert_close(tangent.spectral(), exact)

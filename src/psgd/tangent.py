@@ -69,11 +69,20 @@ class Tangent:
 
     @cached_property
     def _formed(self) -> Tensor | None:
-        """``S`` itself, if it is no larger than the pair or small anyway."""
-        if is_formed(self.rows, self.columns):
-            half = self.x @ self.y.mT
+        """``S`` itself, if it is small."""
+        if is_small(self.rows, self.columns):
+            half = torch.bmm(self.x, self.y.mT)
             return half + half.mT
         return None
+
+    @cached_property
+    def _blocks(self) -> list[Tensor]:
+        """``BLOCK_ROWS`` rows of ``S`` at a time, see ``upper``, if it is large but not much larger than the pair."""
+        if is_small(self.rows, self.columns) or not is_formed(self.rows, self.columns):
+            return []
+        half = torch.bmm(self.x, self.y.mT)
+        starts = range(0, self.rows, BLOCK_ROWS)
+        return [half[:, i : i + BLOCK_ROWS, i:] + half[:, i:, i : i + BLOCK_ROWS].mT for i in starts]
 
     def upper(self, start: int, stop: int) -> Tensor:
         """Rows ``start`` to ``stop`` of ``S``, from column ``start`` on.
@@ -82,9 +91,11 @@ class Tangent:
         """
         if self._formed is not None:
             return self._formed[:, start:stop, start:]
+        if self._blocks and start % BLOCK_ROWS == 0 and stop == min(start + BLOCK_ROWS, self.rows):
+            return self._blocks[start // BLOCK_ROWS]
         x, y = self.x[:, start:], self.y[:, start:]
         size = stop - start
-        return torch.baddbmm(x[:, :size] @ y.mT, y[:, :size], x.mT)
+        return torch.baddbmm(torch.bmm(x[:, :size], y.mT), y[:, :size], x.mT)
 
     def matrix(self) -> Tensor:
         return self.upper(0, self.rows)
@@ -92,6 +103,8 @@ class Tangent:
     def diagonal(self) -> Tensor:
         if self._formed is not None:
             return self._formed.diagonal(dim1=1, dim2=2)
+        if self._blocks:
+            return torch.cat([block.diagonal(dim1=1, dim2=2) for block in self._blocks], 1)
         return self.diagonal_alone()
 
     def diagonal_alone(self) -> Tensor:
@@ -106,7 +119,7 @@ class Tangent:
             found = self._max_abs_of_longest()
             if found is not None:
                 return found
-        size = rows_at_once(self.x.device, self.rows)
+        size = BLOCK_ROWS if self._blocks else rows_at_once(self.x.device, self.rows)
         starts = range(0, self.rows, size)
         return torch.stack([largest(self.upper(i, min(i + size, self.rows))) for i in starts]).amax(0)
 
@@ -158,8 +171,15 @@ class DiagonalTangent:
 
 
 def is_formed(rows: int, columns: int) -> bool:
-    """Whether ``S`` is formed as a whole, for a pair with these numbers of rows and columns."""
-    return columns > 1 and rows <= max(columns, 2 * BLOCK_ROWS)
+    """Whether ``S``, or its upper triangle, is kept from one use to the next: if it is small, or not much larger than
+    the pair. ``rows`` and ``columns`` are those of the pair.
+    """
+    return is_small(rows, columns) or (columns > 1 and rows <= max(4 * columns, 4 * BLOCK_ROWS))
+
+
+def is_small(rows: int, columns: int) -> bool:
+    """Whether ``S`` is formed as a whole by one product."""
+    return rows <= (LONGEST if columns == 1 else 2 * BLOCK_ROWS)
 
 
 def looks_at_longest(device: torch.device, rows: int, columns: int) -> bool:
@@ -180,6 +200,8 @@ def unfold(v: Tensor, axis: int) -> Tensor:
     """View ``v`` of shape ``(B, *dims)`` as ``(B, dims[axis], product of the others)``."""
     if v.ndim == 2:
         return v.unsqueeze(2)
+    if v.ndim == 3:
+        return v.mT if axis else v
     return v.movedim(axis + 1, 1).reshape(v.shape[0], v.shape[axis + 1], -1)
 
 
@@ -187,6 +209,8 @@ def fold(v: Tensor, axis: int, shape: torch.Size) -> Tensor:
     """Undo ``unfold``: ``fold(unfold(v, axis), axis, v.shape) == v``."""
     if len(shape) == 2:
         return v.squeeze(2)
+    if len(shape) == 3:
+        return v.mT if axis else v
     moved = (shape[0], shape[axis + 1], *shape[1 : axis + 1], *shape[axis + 2 :])
     return v.reshape(moved).movedim(1, axis + 1)
 
@@ -207,7 +231,7 @@ def largest(v: Tensor) -> Tensor:
 
 def _scale_to_one_(v: Tensor) -> Tensor:
     size = largest(v)
-    usable = (size > 0) & torch.isfinite(size)
+    usable = (size > 0) & (size < torch.inf)
     shape = (-1, *[1] * (v.ndim - 1))
     if seen(v.device, lambda: usable):
         v.div_(size.view(shape))

@@ -126,18 +126,22 @@ class LeftFactor(Factor):
         by a power of two. One normalised step cannot exceed the range above the limit, so ``Q`` stays finite.
         """
         projected = self.project(tangent)
-        # The parts of the tangent have maxima of one: to divide by a norm below a millionth would amplify rounding.
         norm = normalize(projected)
-        norm = torch.where(norm > 0, norm.clamp_min(2.0**-20), norm)
-        step = torch.where(usable & (norm > 0), lr / norm, 0.0)
+        moves = usable & (norm > 0)
+        # The parts of the tangent have maxima of one: to divide by a norm below a millionth would amplify rounding.
+        step = lr / norm.clamp_min(2.0**-20)
+        if not seen(step.device, lambda: moves):
+            step = torch.where(moves, step, 0.0)
         old = self.diagonal()
         new = old * (1 - step[:, None] * projected.diagonal())
-        size = torch.stack([largest(buffer) for buffer in self.buffers().values()]).amax(0)
+        sizes = [largest(buffer) for buffer in self.buffers().values()]
+        size = sizes[0] if len(sizes) == 1 else torch.stack(sizes).amax(0)
         scale = torch.ones_like(size)
         if not seen(size.device, lambda: size <= limit):
             scale = torch.where(usable & (size > limit), (limit / size).log2().floor().exp2(), scale)
+            new = new * scale[:, None]
         self.descend_off_diagonal_(projected, step[:, None, None], scale[:, None, None])
-        self.set_diagonal_((new * scale[:, None]).clamp_min(float(torch.finfo(new.dtype).max) ** -0.375))
+        self.set_diagonal_(new.clamp_min_(float(torch.finfo(new.dtype).max) ** -0.375))
 
 
 def normal_like(v: Tensor, generator: torch.Generator) -> Tensor:

@@ -134,6 +134,10 @@ class Group:
         if len(self.factors) == 1:
             return
         sizes = torch.stack([factor.diagonal().amax(-1) for factor in self.factors])
+        # No logarithm is further from the mean of all than by this share of their range.
+        share = 1 - 1 / len(self.factors)
+        if seen(sizes.device, lambda: sizes.amax(0) < 2 ** (0.499 / share) * sizes.amin(0)):
+            return  # all powers would be zero
         logs = sizes.clamp_min(torch.finfo(sizes.dtype).tiny).log2()
         is_first = torch.zeros_like(logs[:, :1])
         is_first[0] = 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..tangent import Tangent
+from ..tangent import Tangent, is_small
 from .base import Group, LeftFactor, Structure
 from .diagonal import DiagonalFactor
 from .triangular import Triangular
@@ -99,11 +99,12 @@ class LimitedMemoryFactor(LeftFactor):
         """FLOPs with r whole rows and k columns.
 
         ``a``, ``Q v`` and ``Qᵀ v`` cost ``2 r n k`` each, ``b`` costs ``r² k`` less, the whole rows of ``S`` cost
-        ``4 r n k``, and the step of ``Q11`` and ``Q12`` costs ``2 r² n``.
+        ``4 r n k``, or all rows ``2 n² k`` if ``S`` is formed, and the step of ``Q11`` and ``Q12`` costs ``2 r² n``.
         """
         r = self.Q11.shape[1]
         n = r + self.Q22.shape[1]
-        return 8 * r * n * columns - r * r * columns + 2 * r * r * n, 4 * r * n * columns
+        of_S = 2 * n * n * columns if is_small(n, columns) else 4 * r * n * columns
+        return 4 * r * n * columns - r * r * columns + of_S + 2 * r * r * n, 4 * r * n * columns
 
     def random_(self, generator: torch.Generator) -> None:
         super().random_(generator)

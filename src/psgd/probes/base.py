@@ -18,6 +18,7 @@ from ..groups.base import Group, Groups, Preconditioned
 from ..notice import warn
 from ..ops.agreement import Fact, compare
 from ..ops.distributed import average_, is_dtensor, several_ranks
+from ..ops.look import seen
 from ..tangent import Tangent, largest
 from .closures import Closure
 from .restore import Gradients
@@ -251,7 +252,9 @@ class Probe(ABC):
         damping = self.relative_damping(dgrad.dtype)
         curvature = largest(dgrad) / largest(dtheta)
         informative = (curvature > eps**2) & (curvature < eps**-2)
-        ratio = torch.where(informative, damping * curvature, 0.0)
+        ratio = damping * curvature
+        if not seen(ratio.device, lambda: informative):
+            ratio = torch.where(informative, ratio, 0.0)
         return torch.addcmul(dgrad, dtheta, ratio.view(-1, *[1] * (dgrad.ndim - 1))), informative
 
     def relative_damping(self, dtype: torch.dtype) -> float:

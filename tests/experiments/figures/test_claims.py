@@ -125,8 +125,10 @@ class TestReader:
 
 
 def test_the_time_of_an_update_is_what_gradients_and_steps_leave():
-    times = {"gradient": 1.0, "SGD": 1.5, "PSGD, no update": 2.0}
+    times = {"gradient": 1.0, "SGD": 1.5, "PSGD, no update": 2.0, "PSGD, no update, besides gradients": 1.0}
     times |= {f"PSGD, update every {k}": 2.0 + (1 + 7) / k for k in (1, 2, 5, 10)}
+    times |= {f"PSGD, update every {k}, besides gradients": 1.0 + 7 / k for k in (1, 2, 5, 10)}
+    times |= {complexity.PRECONDITIONING: 0.5, complexity.FITTING: 3.0}
     measured = result(**{name: [seconds] for name, seconds in times.items()})
     assert complexity.update_share(measured) == pytest.approx(7 / 10)
     assert complexity.update_share(measured, 10) == pytest.approx(0.7 / 2.8)
@@ -134,3 +136,13 @@ def test_the_time_of_an_update_is_what_gradients_and_steps_leave():
     assert not complexity.doubles(measured).holds
     assert not complexity.gradients_dominate(measured).holds
     assert complexity.cheap_when_rare(measured).holds
+    assert complexity.floor(measured) == pytest.approx(1.5 + 0.5 + 1.0 + 3.0)
+    assert complexity.floor(measured, 10) == pytest.approx(1.5 + 0.5 + 0.4)
+    assert complexity.arithmetic_share(measured) == pytest.approx(0.3)
+    assert not complexity.close_to_floor(measured).holds
+    assert complexity.close_to_floor(result(**{**{n: [s] for n, s in times.items()}, "SGD": [2.2]})).holds
+
+
+def test_defaults_may_cost_three_iterations_of_sgd():
+    assert complexity.defaults_cost_little(result(SGD=[1.0], PSGD=[3.0])).holds
+    assert not complexity.defaults_cost_little(result(SGD=[1.0], PSGD=[3.1])).holds

@@ -14,12 +14,12 @@ from psgd import Kronecker, plan
 from psgd.experiments.drawing import images
 
 DOCS = Path(__file__).parent
-RUNS = DOCS / "results" / "bench" / "lm-52m.json"
+RUNS = DOCS / "results" / "bench" / "lm-52m-protocol.json"
 #: for each optimizer its label and color
 DRAWN = {
-    "psgd": ("psgd.whiten(model), its default 0.001", "tab:blue"),
-    "muon": ("Muon, 0.01", "tab:green"),
-    "adamw": ("AdamW, 0.001", "tab:orange"),
+    "PSGD": ("psgd.whiten(model), its default 0.001", "tab:blue"),
+    "Muon": ("Muon, 0.01", "tab:green"),
+    "AdamW": ("AdamW, 0.001", "tab:orange"),
 }
 #: tokens of a mini-batch with which the cost of a step is compared
 TOKENS = 500_000
@@ -36,7 +36,7 @@ def draw() -> Figure:
     panels = picture.subplots(1, 2, sharey=True)
     labelled = set()
     for run in whole_runs():
-        label, color = DRAWN[run["setting"].partition(":")[0]]
+        label, color = DRAWN[run["optimizer"]]
         for panel, along in zip(panels, ("step", "seconds"), strict=True):
             panel.plot(
                 [row[along] for row in run["rows"]],

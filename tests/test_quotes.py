@@ -98,6 +98,12 @@ def final(setting: str, seed: int = 100) -> float:
     return float(runs[-1]["rows"][-1]["loss"])
 
 
+def by_protocol(*optimizers: str) -> list[float]:
+    """Last validation losses of language models by the protocol: for each optimizer those of all seeds."""
+    runs = [run for run in result("bench/lm-52m-protocol")["runs"] if run["steps"] == 1200]
+    return [run["rows"][-1]["loss"] for name in optimizers for run in runs if run["optimizer"] == name]
+
+
 SOAP, WHITENING, DENSE = "pytorch_optimizer.SOAP", "PSGD, whitening", "PSGD, dense"
 PAPERS, OURS = "Preconditioner 3 with the paper's settings solves", "Preconditioner 3 with our recommended settings"
 
@@ -187,22 +193,21 @@ QUOTES: list[tuple[str, str, Sequence[float]]] = [
             ("GPT-2, dense up to 8192", "bfloat16 `Q`", "gpt2, bf16 Q, dense up to 8192"),
         )
     ),
-    *(
-        (page, text, [final("psgd:0.001:0.1", 7), final("muon:0.01:0.1", 7), final("adamw:0.001:0.1", 7)])
-        for page, text in (
-            (
-                "README.md",
-                "a validation loss of # with the default learning rate, where Muon at its best of three learning rates "
-                "reaches # and AdamW at its best of two #.",
-            ),
-        )
+    (
+        "README.md",
+        "validation losses of #, # and # on three seeds, where Muon reaches #, # and #, and AdamW #, # and #.",
+        by_protocol("PSGD", "Muon", "AdamW"),
     ),
     (
-        "docs/transformers.md",
-        "| 0.001, its default | #, # |",
-        [final("psgd:0.001:0.1", 7), final("psgd:0.001:0.1", 8)],
+        "docs/results.md",
+        "validation losses of #, # and # (seeds 7, 8 and 9), Muon at #, # and #, and AdamW at #, # and #.",
+        by_protocol("PSGD", "Muon", "AdamW"),
     ),
-    ("docs/transformers.md", "| 0.01 | #, # |", [final("muon:0.01:0.1", 7), final("muon:0.01:0.1", 8)]),
+    ("docs/transformers.md", "| 0.001, its default | 1 | #, #, # |", by_protocol("PSGD")),
+    ("docs/transformers.md", "| 0.01 | 0.1 | #, #, # |", by_protocol("Muon")),
+    ("docs/transformers.md", "| AdamW | 0.001 | 1 | #, #, # |", by_protocol("AdamW")),
+    ("docs/transformers.md", "where 0.1 gave # and #.", [final("psgd:0.001:0.1", 7), final("psgd:0.001:0.1", 8)]),
+    ("docs/transformers.md", "with 0.1 it ended at # in an earlier run", [final("adamw:0.001:0.1", 7)]),
     (
         "docs/transformers.md",
         "| 0.001, weight decay 1 | # | the same, `precond_lr=0.2` | # |",

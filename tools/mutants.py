@@ -649,8 +649,8 @@ MUTANTS = [
         "probes/test_probes.py::test_delta_theta_is_what_rounding_let_through",
         (
             "δθ as it was before rounding",
-            "dtheta = torch.sub(theta, old, out=v)",
-            "dtheta = v * self._std(theta)",
+            "result.pairs[i] = (theta - old,",
+            "result.pairs[i] = (noise(i) * self._std(theta),",
         ),
     ),
     *of(

@@ -95,20 +95,18 @@ class FiniteDifference(Probe):
         thetas = [as_real(local(params[i].detach())) for i in moved]
         saved = [theta.clone(memory_format=torch.preserve_format) for theta in thetas]
         try:
-            drawn = [noise(i) for i in moved]
-            for theta, v in zip(thetas, drawn, strict=True):
-                theta.add_(v, alpha=self._std(theta))
+            for i, theta in zip(moved, thetas, strict=True):
+                theta.add_(noise(i), alpha=self._std(theta))
             start.restore()
             random_before.restore()
             torch.clear_autocast_cache()  # it would return the old weights
             evaluate(closure)
-            for i, theta, old, v in zip(moved, thetas, saved, drawn, strict=True):
+            for i, theta, old in zip(moved, thetas, saved, strict=True):
                 p, grad = params[i], grads[i]
                 assert grad is not None
                 dgrad = torch.zeros_like(grad) if p.grad is None else p.grad - grad
                 p.grad = None  # frees the second gradient at once
-                dtheta = torch.sub(theta, old, out=v)  # the change after rounding
-                result.pairs[i] = (dtheta, as_real(local(aligned(dgrad, p))))
+                result.pairs[i] = (theta - old, as_real(local(aligned(dgrad, p))))
         finally:
             try:
                 torch._foreach_copy_(thetas, saved)

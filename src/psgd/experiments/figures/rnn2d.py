@@ -117,7 +117,11 @@ FIGURE = Figure(
             "version, with a fifteenth of the training images, at most 8 %.",
             (OURS,),
             reads,
-            note="The paper cites a follow-up for the first number; the second is ours.",
+            note="The paper cites a follow-up for the first number; the second is ours. At full size one of five seeds "
+            "reaches it. With distortions the training loss stays at 0.02, so this network of 45,514 parameters is too "
+            "small for them, or its learning rate falls too late: the loss hardly falls before epoch 40. Without "
+            "distortions it fits all training images, and its test error is 1.0 %. Larger networks and other schedules "
+            "have not been tried at full size.",
         ),
     ),
     digits=True,

@@ -26,6 +26,16 @@ class TestEveryProblem:
         assert model(x, problem.answers).shape == (problem.answers, 7, problem.outputs)
         assert problem.loss(model, x, y).isfinite()
 
+    def test_answers_that_are_not_finite_are_wrong(self, problem):
+        """A run that diverged has not solved anything."""
+        x, y = problem.sample(torch.Generator().manual_seed(0), 20, 7)
+        model, _ = start(problem, 0, 20)
+        model.double()
+        for value in (torch.nan, torch.inf):
+            for p in model.parameters():
+                p.data.fill_(value)
+            assert problem.wrong(model, x, y) == 7
+
     def test_the_seed_decides(self, problem):
         (x, y), (x_again, y_again), (x_other, _) = (
             problem.sample(torch.Generator().manual_seed(seed), 20, 7) for seed in (0, 0, 1)

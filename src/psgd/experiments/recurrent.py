@@ -118,10 +118,14 @@ class Problem:
 
     @torch.no_grad()
     def wrong(self, model: Network, x: Tensor, y: Tensor) -> int:
-        """Number of sequences with a wrong class anywhere in the answer, or a number that is off by more than 0.04."""
+        """Number of sequences with a wrong class anywhere in the answer, or a number that is off by more than 0.04.
+
+        An answer that is not finite is wrong.
+        """
         found = model(x, self.answers)
-        wrong = found.argmax(-1) != y if self.variance is None else (found[..., 0] - y).abs() > TOLERANCE
-        return int(wrong.any(0).sum())
+        right = found.argmax(-1) == y if self.variance is None else (found[..., 0] - y).abs() <= TOLERANCE
+        right &= found.isfinite().all(-1)
+        return int((~right).any(0).sum())
 
 
 #: ``(generator, length, batch)`` → the two steps of each sequence that are marked, ``(batch,)`` each

@@ -207,3 +207,26 @@ def test_a_model_in_place_of_parameters_is_an_error_of_one_line(model):
     with pytest.raises(TypeError, match=r"^params: a \w+; PSGD wants parameters, .* psgd.whiten\(model\)") as caught:
         psgd.PSGD(model)
     assert "\n" not in str(caught.value)
+
+
+def test_newton_does_not_undo_weight_decay():
+    """With a factor of the learning rate it would: the loss falls along every step where decay and gradient balance."""
+    ends = {}
+    for options in ({}, {"adapt_lr": 0.0}, {"weight_decay": 0.0}):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1, bias=False).double()
+        x, y = torch.randn(50, 4, dtype=torch.float64), torch.randn(50, 1, dtype=torch.float64)
+        optimizer = psgd.newton(model, **{"weight_decay": 0.3, **options})
+
+        def closure(optimizer=optimizer, model=model, x=x, y=y):
+            optimizer.zero_grad()
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        for _ in range(300):
+            optimizer.step(closure)
+        ends[str(options)] = model.weight.detach().norm().item()
+    plain, constant, free = ends.values()
+    assert plain == pytest.approx(constant, rel=0.02)
+    assert plain < 0.9 * free

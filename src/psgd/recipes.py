@@ -69,8 +69,8 @@ def newton(
         model: the model; its frozen parameters are left out. Its buffers, such as the statistics of batch
             normalisation, change in the first of the two evaluations only.
         lr: smallest learning rate, by default 0.5. The optimizer takes longer steps while the loss still falls along
-            them (``adapt_lr=0.1``, unless ``momentum=0``). With ``adapt_lr=0`` the learning rate is constant, or
-            follows a schedule of your own.
+            them (``adapt_lr=0.1``, unless ``momentum=0`` or there is weight decay). With ``adapt_lr=0`` the learning
+            rate is constant, or follows a schedule of your own.
         weight_decay: see ``whiten``
         max_dense: see ``whiten``
         options: further options of ``PSGD``
@@ -91,7 +91,9 @@ def newton(
     True
     """
     _check(model)
-    adapts = {"adapt_lr": ADAPT_LR} if options.get("momentum") != 0 else {}
+    # The slope along the last step knows nothing of weight decay. Where decay and gradient balance, the loss still
+    # falls along every step, and the factor would grow until the decay, which it does not multiply, has no effect.
+    adapts = {"adapt_lr": ADAPT_LR} if options.get("momentum") != 0 and not weight_decay else {}
     return _optimizer(
         model, lr, weight_decay, max_dense, {"probe": FiniteDifference(module=model), **adapts, **options}
     )

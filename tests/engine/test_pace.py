@@ -132,6 +132,21 @@ def test_the_factor_multiplies_steps_after_they_are_limited():
     assert moved[0.01] == pytest.approx(0.05)
 
 
+@pytest.mark.parametrize("zero", [0.0, torch.tensor(0.0)], ids=["number", "tensor"])
+def test_the_factor_waits_while_the_learning_rate_is_zero(zero):
+    """Otherwise it would grow to its limit, and the first step afterwards would be a million times too long."""
+    torch.manual_seed(0)
+    H = quadratic()
+    theta = torch.ones(6, dtype=torch.float64, requires_grad=True)
+    optimizer = PSGD([theta], lr=0.5, adapt_lr=0.1)
+    start = descend(optimizer, theta, H, 0)
+    optimizer.param_groups[0]["lr"] = zero
+    descend(optimizer, theta, H, 100)
+    assert float(optimizer.state[theta]["lr_factor"]) == 1
+    optimizer.param_groups[0]["lr"] = 0.5
+    assert max(descend(optimizer, theta, H, 1) for _ in range(50)) < 10 * start
+
+
 def test_a_run_resumes_with_its_factor():
     H = quadratic()
     theta = torch.ones(6, dtype=torch.float64, requires_grad=True)

@@ -206,7 +206,8 @@ class Bucket:
         slope = dots(Pg, m.arrays) - (1 - beta) * dots(Pg, gs)  # β gᵀP m₀, before m₀ is divided by its weights
         weight = m.weight - (1 - beta)  # β times these
         slope = torch.where(weight > 0.5 * beta * (1 - beta), slope / weight, 0.0)  # no m₀ in the first step
-        new = pace.adapted(factor.read(), slope, dots(d.arrays, m.arrays) / m.weight**2, options["adapt_lr"], ok)
+        moved = ok & (options["lr"] > 0)  # a step of length zero says nothing about longer ones
+        new = pace.adapted(factor.read(), slope, dots(d.arrays, m.arrays) / m.weight**2, options["adapt_lr"], moved)
         write_((factor, new))
         return new
 

@@ -545,6 +545,7 @@ MUTANTS = [
         ("the learning rate falls below what was asked for", ".clamp(1, MOST)", ".clamp(0, MOST)"),
         ("an outlier changes the learning rate at once", "(slope / square).clamp(-1, 1)", "slope / square"),
         ("a step that is skipped changes the learning rate", "torch.where(ok & (square", "torch.where((square"),
+        ("noise makes steps longer", "CAUTION = 3", "CAUTION = 1"),
     ),
     *of(
         "engine/bucket.py",

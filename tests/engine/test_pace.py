@@ -23,9 +23,19 @@ def adapted(factor: float, slope: float, square: float, ok: Tensor = YES) -> flo
 
 def test_the_factor_follows_the_slope_after_the_last_step():
     assert adapted(3.0, 0.5, 1.0) == pytest.approx(3 * math.exp(0.05))
-    assert adapted(3.0, -1.0, 4.0) == pytest.approx(3 * math.exp(-0.025))
+    assert adapted(3.0, -1.0, 4.0) == pytest.approx(3 * math.exp(-0.025 * pace.CAUTION))
     assert adapted(3.0, 1e6, 1.0) == pytest.approx(3 * math.exp(0.1))
-    assert adapted(3.0, -1e6, 1.0) == pytest.approx(3 * math.exp(-0.1))
+    assert adapted(3.0, -1e6, 1.0) == pytest.approx(3 * math.exp(-0.1 * pace.CAUTION))
+
+
+def test_noise_alone_does_not_make_steps_longer():
+    generator = torch.Generator().manual_seed(0)
+    factor, factors = torch.ones(100), []
+    for _ in range(500):
+        slope = torch.randn(100, generator=generator)
+        factor = pace.adapted(factor, slope, torch.ones(100), 0.1, YES)
+        factors.append(factor)
+    assert torch.stack(factors).mean() < 1.2
 
 
 def test_the_factor_is_one_at_first_and_never_smaller():

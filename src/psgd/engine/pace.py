@@ -7,6 +7,8 @@ from torch import Tensor
 
 #: largest factor
 MOST = 1e6
+#: how many times as fast the factor falls after a step that went too far as it grows after one that was too short
+CAUTION = 3
 
 
 def adapted(factor: Tensor, slope: Tensor, square: Tensor, rate: float, ok: Tensor) -> Tensor:
@@ -23,6 +25,9 @@ def adapted(factor: Tensor, slope: Tensor, square: Tensor, rate: float, ok: Tens
     The factor is never smaller than 1. With noise, the longest step that still descends becomes ever shorter near a
     minimum, and a rule that followed it would stop before a constant learning rate does.
 
+    A negative ``s`` counts ``CAUTION`` times. If gradients are mostly noise, ``s`` is as often negative as positive,
+    and with equal weights the bound at 1 would turn these fluctuations into a factor above 1.
+
     Args:
         factor: factor of each block; zero before the first step counts as one
         slope: ``gᵀP m`` of each block
@@ -32,5 +37,6 @@ def adapted(factor: Tensor, slope: Tensor, square: Tensor, rate: float, ok: Tens
     """
     old = factor.clamp(min=1)
     s = (slope / square).clamp(-1, 1)
+    s = torch.where(s < 0, CAUTION * s, s)
     new = (old * (rate * s).exp()).clamp(1, MOST)
     return torch.where(ok & (square > 0) & s.isfinite(), new, old)

@@ -98,6 +98,13 @@ def final(setting: str, seed: int = 100) -> float:
     return float(runs[-1]["rows"][-1]["loss"])
 
 
+def at_target(name: str) -> list[float]:
+    """Runs of an optimizer over the grid of the panel that reached their target, and all of them."""
+    table = result("bench/defaults")["table"]
+    (row,) = [row for row in table["rows"] if row[0] == "runs of the grid at the target"]
+    return [float(number) for number in row[table["columns"].index(name)].split(" of ")]
+
+
 def by_protocol(*optimizers: str) -> list[float]:
     """Last validation losses of language models by the protocol: for each optimizer those of all seeds."""
     runs = [run for run in result("bench/lm-52m-protocol")["runs"] if run["steps"] == 1200]
@@ -192,6 +199,14 @@ QUOTES: list[tuple[str, str, Sequence[float]]] = [
             ("GPT-2, 124 million parameters", "float32 `Q`", "gpt2"),
             ("GPT-2, dense up to 8192", "bfloat16 `Q`", "gpt2, bf16 Q, dense up to 8192"),
         )
+    ),
+    *(
+        (
+            page,
+            "# of # runs of PSGD reach the target, and # of AdamW",
+            [*at_target("PSGD, one line"), at_target("AdamW")[0]],
+        )
+        for page in ("README.md", "docs/results.md")
     ),
     (
         "README.md",

@@ -131,7 +131,7 @@ def others(figure: str, label: str, labels: list[str]) -> list[str]:
     if figure in IN_PLACE and label == IN_PLACE[figure][0]:
         return [IN_PLACE[figure][1]]
     if label.endswith(": PSGD"):
-        return [label.replace("PSGD", "SGD")]
+        return [label.replace("PSGD", "SGD, 0.03")]
     if label.startswith("preconditioner 3") and any(other.startswith("SGD") for other in labels):
         return [other for other in labels if other.startswith("SGD")]
     return [other for other in labels if other != label]

@@ -80,9 +80,14 @@ class Tangent:
         """``BLOCK_ROWS`` rows of ``S`` at a time, see ``upper``, if it is large but not much larger than the pair."""
         if is_small(self.rows, self.columns) or not is_formed(self.rows, self.columns):
             return []
-        half = torch.bmm(self.x, self.y.mT)
         starts = range(0, self.rows, BLOCK_ROWS)
-        return [half[:, i : i + BLOCK_ROWS, i:] + half[:, i:, i : i + BLOCK_ROWS].mT for i in starts]
+        return [self._rows(start, min(start + BLOCK_ROWS, self.rows)) for start in starts]
+
+    def _rows(self, start: int, stop: int) -> Tensor:
+        """Rows of ``S`` from column ``start`` on, formed from the pair: no more than these are ever in memory."""
+        x, y = self.x[:, start:], self.y[:, start:]
+        size = stop - start
+        return torch.baddbmm(torch.bmm(x[:, :size], y.mT), y[:, :size], x.mT)
 
     def upper(self, start: int, stop: int) -> Tensor:
         """Rows ``start`` to ``stop`` of ``S``, from column ``start`` on.
@@ -93,9 +98,7 @@ class Tangent:
             return self._formed[:, start:stop, start:]
         if self._blocks and start % BLOCK_ROWS == 0 and stop == min(start + BLOCK_ROWS, self.rows):
             return self._blocks[start // BLOCK_ROWS]
-        x, y = self.x[:, start:], self.y[:, start:]
-        size = stop - start
-        return torch.baddbmm(torch.bmm(x[:, :size], y.mT), y[:, :size], x.mT)
+        return self._rows(start, stop)
 
     def matrix(self) -> Tensor:
         return self.upper(0, self.rows)

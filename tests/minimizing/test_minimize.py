@@ -239,9 +239,11 @@ def test_stops_where_the_function_no_longer_decreases():
 
 
 def test_stops_where_rounding_hides_the_rest():
-    result = by_torch(lambda x: 1e9 + quadratic(x), [1.0] * 10)
-    assert result.success
-    assert result.fun - 1e9 < 1e-3
+    """The smallest curvatures are hidden at different points, depending on the start and on rounding."""
+    for start in (1.0, 1.3, 1.9):
+        result = by_torch(lambda x: 1e9 + quadratic(x), [start] * 10)
+        assert result.success
+        assert result.fun - 1e9 < 2e-2
 
 
 def test_stops_after_a_short_step():

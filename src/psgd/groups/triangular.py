@@ -14,7 +14,7 @@ from torch import Tensor
 from ..ops import triangular as parallel
 from ..ops import triangular_products as products
 from ..ops.look import seen
-from ..tangent import BLOCK_ROWS, LONGEST, Tangent, is_formed, looks_at_longest, rows_at_once, steps_down
+from ..tangent import BLOCK_ROWS, LONGEST, Tangent, is_formed, is_small, looks_at_longest, rows_at_once, steps_down
 from .base import Group, LeftFactor, Structure
 from .factor import normal_like
 
@@ -70,8 +70,8 @@ class Triangular(LeftFactor):
         """FLOPs for k columns: ``a`` costs ``2 n² k``, the triangular solve of ``b`` half of that, ``P g`` ``4 n² k``.
 
         In blocks, as large products on a CPU are computed, ``a`` and ``P g`` cost little more than half of that. ``S``
-        costs ``2 n² k``; if it is too large to be formed, it costs about twice as much, in rows from the diagonal on,
-        each time that it is needed: for its norm and for the step. The step of matrices costs about ``2/3 n³``, in
+        costs ``2 n² k``; if it is too large to be kept, it costs as much each time that it is needed: for its norm and
+        for the step. The step of matrices costs about ``2/3 n³``, in
         blocks about ``1/3 n³``. The step of vectors, in blocks of r rows, costs about ``(4 + r) n²``.
         """
         n, device = self.full.shape[-1], self.full.device
@@ -86,7 +86,8 @@ class Triangular(LeftFactor):
         else:
             starts = range(0, n, BLOCK_ROWS)
             step = sum(products.flops(device, n - start, min(BLOCK_ROWS, n - start)) for start in starts)
-            step += 2 * square if formed else 8 * columns * steps_down(n)
+            # each row from the diagonal on, by two products, once or each time it is needed
+            step += 2 * square if is_small(n, columns) else (4 if formed else 8) * columns * steps_down(n)
         product = products.flops(device, n, columns)
         return product + square + step, 2 * product
 

@@ -81,11 +81,6 @@ MUTANTS = [
         ),
         ("half of the diagonal", "return 2 * (self.x * self.y).sum(-1)", "return (self.x * self.y).sum(-1)"),
         ("an infinite part is usable", "usable = (size > 0) & (size < torch.inf)", "usable = size > 0"),
-        (
-            "blocks of S have one of two terms",
-            "half[:, i : i + BLOCK_ROWS, i:] + half[:, i:, i : i + BLOCK_ROWS].mT",
-            "2 * half[:, i : i + BLOCK_ROWS, i:]",
-        ),
         ("a useless part stays", ".masked_fill_(~usable.view(shape), 0)", ""),
         ("the spectral norm without its absolute value", "(x * y).sum(-1).abs() +", "(x * y).sum(-1) +"),
         (

@@ -86,34 +86,21 @@ def checksum(output: str) -> str:
     return re.search(r"^checksum (\w+)$", output, re.MULTILINE)[1]
 
 
-def check(crashed: str, whole: str, later: str) -> None:
-    """Compare a run that went on after a crash with one that never crashed, and one that goes on from its end."""
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples(ranks, name, tmp_path):
+    """torchrun starts one that crashes again; it does what one does that never crashed, on ranks that are there."""
+    example = EXAMPLES[name]
+    until = ["--steps", str(STEPS), "--save-every", str(SAVED)]
+    with Run(example, 2, tmp_path / "crashing", *until, "--fail-at", str(SAVED + 1), restarts=1) as crashing:
+        whole = on_ranks(ranks, 2, example, tmp_path / "whole", *until)
+        later = on_ranks(ranks, 1, example, tmp_path / "whole", "--steps", str(MORE))
+        crashed = crashing.output()
     assert "resumed" not in whole
     assert f"step-{SAVED:08d} on 2 ranks" in crashed
     assert loss(crashed, STEPS) == loss(whole, STEPS)
     assert checksum(crashed) == checksum(whole)
     assert f"step-{STEPS:08d} on 1 ranks" in later
     assert loss(later, MORE) > 0
-
-
-def test_an_example_that_crashes_under_torchrun(ranks, tmp_path):
-    """torchrun starts it again; it does what one does that never crashed, on ranks that are there."""
-    example = EXAMPLES["fsdp_gpt"]
-    until = ["--steps", str(STEPS), "--save-every", str(SAVED)]
-    with Run(example, 2, tmp_path / "crashing", *until, "--fail-at", str(SAVED + 1), restarts=1) as crashing:
-        whole = on_ranks(ranks, 2, example, tmp_path / "whole", *until)
-        later = on_ranks(ranks, 1, example, tmp_path / "whole", "--steps", str(MORE))
-        check(crashing.output(), whole, later)
-
-
-def test_an_example_that_is_started_again(ranks, tmp_path):
-    """Without torchrun, whose part is the same for both examples and takes a dozen seconds of imports."""
-    example = EXAMPLES["ddp_mnist"]
-    until = ["--steps", str(STEPS), "--save-every", str(SAVED)]
-    whole = on_ranks(ranks, 2, example, tmp_path / "whole", *until)
-    later = on_ranks(ranks, 1, example, tmp_path / "whole", "--steps", str(MORE))
-    on_ranks(ranks, 2, example, tmp_path / "ended", "--steps", str(SAVED), "--save-every", str(SAVED))
-    check(on_ranks(ranks, 2, example, tmp_path / "ended", *until), whole, later)
 
 
 @pytest.mark.parametrize("probe", [Whitening(), FiniteDifference(std=1e-3)], ids=["whitening", "difference"])

@@ -543,10 +543,10 @@ MUTANTS = [
         ("noise makes steps longer", "CAUTION = 3", "CAUTION = 1"),
     ),
     *of(
-        "engine/bucket.py",
+        "engine/pace.py",
         "engine/test_pace.py",
         ("the slope counts the new gradient twice", " - (1 - beta) * dots(Pg, gs)", ""),
-        ("the slope is of no unbiased average", "slope / weight, 0.0)", "slope, 0.0)"),
+        ("the slope is of no unbiased average", "dots(Pg, gs)) / weight, 0.0)", "dots(Pg, gs)), 0.0)"),
     ),
     *of(
         "engine/limits.py",
@@ -719,7 +719,7 @@ MUTANTS = [
         ("to maximise has no sign", "pair[1] = pair[1] * sign", "pass"),
     ),
     *of(
-        "probes/base.py",
+        "probes/measured.py",
         "engine/test_bucket.py::test_an_average_divided_by_its_weight_is_unbiased",
         ("a weight multiplies", "yield m / w.view(", "yield m * w.view("),
     ),
@@ -1023,8 +1023,8 @@ MUTANTS = [
         "state/test_store.py::test_numbers_of_the_checkpoint_win_over_the_constructor",
         (
             "defaults win over the checkpoint",
-            '"precond_boost": 1.0, **group}',
-            '**group, "precond_boost": 1.0, **defaults}',
+            "{**defaults, **without, **group}",
+            "{**without, **group, **defaults}",
         ),
     ),
     *of(

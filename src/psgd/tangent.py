@@ -190,15 +190,6 @@ def looks_at_longest(device: torch.device, rows: int, columns: int) -> bool:
     return columns == 1 and rows > LONGEST and can_look(device)
 
 
-def steps_down(n: int, rows: int = BLOCK_ROWS, power: int = 1) -> int:
-    """``Σ size · width^power`` over blocks of rows of an upper triangle, each from its first diagonal element on.
-
-    >>> steps_down(4, rows=2), steps_down(4, rows=1), steps_down(4, rows=4)
-    (12, 10, 16)
-    """
-    return sum(min(rows, n - start) * (n - start) ** power for start in range(0, n, rows))
-
-
 def unfold(v: Tensor, axis: int) -> Tensor:
     """View ``v`` of shape ``(B, *dims)`` as ``(B, dims[axis], product of the others)``."""
     if v.ndim == 2:

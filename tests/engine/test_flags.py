@@ -237,17 +237,17 @@ def test_a_hessian_of_condition_1e8_is_preconditioned(probe):
     H = U * eigenvalues @ U.mT
     theta = torch.ones(6, dtype=torch.float64, requires_grad=True)
     optimizer = PSGD([theta], lr=0.5, preconditioner=Dense(), probe=probe, max_norm=1.0)
-    count = 2000
+    count = 4000
     for _ in range(count):
         loss = steps(probe, optimizer, lambda: theta @ H @ theta / 2)
     # Plain SGD at the largest stable step size, in closed form.
     start = U.mT @ torch.ones(6, dtype=torch.float64)
     plain = (eigenvalues * (start * (1 - eigenvalues / eigenvalues.max()) ** count) ** 2).sum() / 2
-    assert loss.item() < 0.1 * plain.item()
+    assert loss.item() < 1e-2 * plain.item()
     assert optimizer.state[theta]["Q0_full"].abs().max() < 1e3
     # And at full speed afterwards, on a problem that is easy.
     theta.data.fill_(1.0)
-    for _ in range(500):
+    for _ in range(600):
         loss = steps(probe, optimizer, lambda: theta @ theta / 2)
     assert loss.item() < 1e-10
 

@@ -84,12 +84,12 @@ def fading(noisy: Noisy) -> Tensor:
 @structures
 def test_zero_gradients_move_nothing_but_what_the_average_has_left(structure, probe, part):
     noisy = Noisy(probe, structure)
-    for _ in range(30):
+    for _ in range(50):
         noisy.step()
     path = fading(noisy)
     start = noisy.theta.detach().clone()
     noisy.alive[PARTS[part]] = 0
-    for _ in range(70):
+    for _ in range(100):
         noisy.step()
     dead = noisy.alive == 0
     # The last step stands for the average, and is long or short by chance.
@@ -101,7 +101,7 @@ def test_zero_gradients_move_nothing_but_what_the_average_has_left(structure, pr
     moved = noisy.theta.detach() - late
     # The columns of a low rank couple all parts, and are followed by longer steps of Q at first.
     share = 0.5 if isinstance(structure, LowRank) else 0.25
-    assert rms(moved[dead]) < (share * rms(moved[~dead]) if part != "tensor" else 2e-2)
+    assert rms(moved[dead]) < (share * rms(moved[~dead]) if part != "tensor" else 1e-3)
 
 
 @pytest.mark.parametrize("structure", [Kronecker(), Kronecker(max_dense=4)], ids=str)

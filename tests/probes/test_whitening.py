@@ -8,7 +8,7 @@ from torch import Tensor
 
 from psgd import PSGD, Kronecker, Whitening, c3
 from psgd.groups.inverse_free import Chores
-from psgd.probes.base import Average, Measured
+from psgd.probes import Average, Measured
 
 
 def whitener(Q: dict[str, Tensor]) -> list[Tensor]:

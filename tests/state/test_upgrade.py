@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+import psgd
 from psgd import PSGD, Dense, Diagonal, Joint, Kronecker, LimitedMemory, LowRank, Whitening
 
 SAVED = torch.load(Path(__file__).parent / "saved_by_0_1.pt", weights_only=True)
@@ -85,8 +86,20 @@ def test_old_checkpoints_load_with_their_numbers_and_go_on_with_the_same_steps(n
     saved = SAVED[name]["optimizer"]["param_groups"][0]
     assert {key: optimizer.param_groups[0][key] for key in saved} == {**saved, "params": list(model.parameters())}
     assert optimizer.param_groups[0]["precond_boost"] == 1
+    assert optimizer.param_groups[0]["adapt_lr"] == 0
     train(model, optimizer, 5, 8)
     assert difference(model, name) < 1e-5
+
+
+def test_an_old_checkpoint_does_not_learn_to_adapt_its_learning_rate():
+    """Also one without momentum, with which nothing can be adapted."""
+    old = psgd.newton(network(), momentum=0.0).state_dict()
+    for group in old["param_groups"]:
+        del group["adapt_lr"]
+    optimizer = psgd.newton(network())
+    assert optimizer.param_groups[0]["adapt_lr"] > 0
+    optimizer.load_state_dict(old)
+    assert [group["adapt_lr"] for group in optimizer.param_groups] == [0.0] * len(old["param_groups"])
 
 
 @cases

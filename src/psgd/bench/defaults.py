@@ -13,7 +13,7 @@ import torch
 from matplotlib.figure import Figure as Picture
 from torch import nn
 
-from .. import newton, whiten
+from .. import __version__, newton, whiten
 from ..experiments.figure import Table
 from . import panel
 from .benchmark import Benchmark, Plan
@@ -89,6 +89,7 @@ def work(
                 "evaluations": problem.evaluations,
                 "target": problem.target,
                 "method": method,
+                "psgd": __version__,
                 "torch": torch.__version__,
                 **place,
             }

@@ -189,8 +189,6 @@ class Bucket:
     ) -> Tensor:
         """Factor of the learning rate of each block, see ``pace.adapted``.
 
-        The average ``m₀`` before this step follows from the average ``m`` after it: ``m = β m₀ + (1 − β) g``.
-
         Args:
             d: ``P m``
             m: averaged gradients
@@ -199,15 +197,14 @@ class Bucket:
             gradient: factor that limited the gradient of each block, or None
             ok: whether the step is taken
         """
-        beta, factor = options["momentum"], self.numbers("lr_factor")
+        factor = self.numbers("lr_factor")
         gs = list(self.limited(grads, gradient).unbiased())
         Pg = self.Q.precondition(gs, options["update_every"] > 1).arrays
+        slope = pace.slope(Pg, gs, m, options["momentum"])
         assert m.weight is not None
-        slope = dots(Pg, m.arrays) - (1 - beta) * dots(Pg, gs)  # β gᵀP m₀, before m₀ is divided by its weights
-        weight = m.weight - (1 - beta)  # β times these
-        slope = torch.where(weight > 0.5 * beta * (1 - beta), slope / weight, 0.0)  # no m₀ in the first step
+        square = dots(d.arrays, m.arrays) / m.weight**2
         moved = ok & (options["lr"] > 0)  # a step of length zero says nothing about longer ones
-        new = pace.adapted(factor.read(), slope, dots(d.arrays, m.arrays) / m.weight**2, options["adapt_lr"], moved)
+        new = pace.adapted(factor.read(), slope, square, options["adapt_lr"], moved)
         write_((factor, new))
         return new
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from ..groups.base import Scaled, dots
+from ..probes import Average
 
 #: largest factor
 MOST = 1e6
@@ -40,3 +45,19 @@ def adapted(factor: Tensor, slope: Tensor, square: Tensor, rate: float, ok: Tens
     s = torch.where(s < 0, CAUTION * s, s)
     new = (old * (rate * s).exp()).clamp(1, MOST)
     return torch.where(ok & (square > 0) & s.isfinite(), new, old)
+
+
+def slope(Pg: Sequence[Scaled], gs: Sequence[Tensor], m: Average, beta: float) -> Tensor:
+    """``gᵀP m₀`` of each block, where ``m₀`` is the unbiased average before this step; zero in the first step.
+
+    It follows from the average after this step, ``m = β m₀ + (1 − β) g`` before both are divided by their weights.
+
+    Args:
+        Pg: ``P g``
+        gs: gradients, which ``m`` already has
+        m: averaged gradients after this step
+        beta: momentum
+    """
+    assert m.weight is not None
+    weight = m.weight - (1 - beta)  # β times the weight of m₀
+    return torch.where(weight > 0.5 * beta * (1 - beta), (dots(Pg, m.arrays) - (1 - beta) * dots(Pg, gs)) / weight, 0.0)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..ops import triangular as parallel
 from ..ops import triangular_products as products
 from ..ops.look import seen
-from ..tangent import BLOCK_ROWS, LONGEST, Tangent, is_formed, is_small, looks_at_longest, rows_at_once, steps_down
+from ..tangent import BLOCK_ROWS, LONGEST, Tangent, is_formed, is_small, looks_at_longest, rows_at_once
 from .base import Group, LeftFactor, Structure
 from .factor import normal_like
 
@@ -81,13 +81,14 @@ class Triangular(LeftFactor):
             rows, at_once = _block_rows(device, n)
             rows = min(rows, n)
             looks = looks_at_longest(device, n, columns)
-            step = 4 * (LONGEST**2 if looks else steps_down(n, rows_at_once(device, n)))
-            step += (8 + 2 * rows) * steps_down(n, at_once) + 4 * rows * n
+            step = 4 * (LONGEST**2 if looks else products.steps_down(n, rows_at_once(device, n)))
+            step += (8 + 2 * rows) * products.steps_down(n, at_once) + 4 * rows * n
         else:
             starts = range(0, n, BLOCK_ROWS)
             step = sum(products.flops(device, n - start, min(BLOCK_ROWS, n - start)) for start in starts)
             # each row from the diagonal on, by two products, once or each time it is needed
-            step += 2 * square if is_small(n, columns) else (4 if formed else 8) * columns * steps_down(n)
+            of_rows = 4 * columns * products.steps_down(n, BLOCK_ROWS)
+            step += 2 * square if is_small(n, columns) else of_rows if formed else 2 * of_rows
         product = products.flops(device, n, columns)
         return product + square + step, 2 * product
 

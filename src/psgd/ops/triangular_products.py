@@ -29,7 +29,16 @@ def flops(device: torch.device, n: int, columns: int) -> int:
     """FLOPs of ``multiply``, ``multiply_t`` or ``multiply_rows`` for one matrix and that many columns or rows."""
     if not _in_blocks(device, n, columns):
         return 2 * n * n * columns
-    return 2 * columns * sum(min(ROWS, n - start) * (n - start) for start in range(0, n, ROWS))
+    return 2 * columns * steps_down(n, ROWS)
+
+
+def steps_down(n: int, rows: int) -> int:
+    """``Σ size · width`` over blocks of rows of an upper triangle, each from its first diagonal element on.
+
+    >>> steps_down(4, rows=2), steps_down(4, rows=1), steps_down(4, rows=4)
+    (12, 10, 16)
+    """
+    return sum(min(rows, n - start) * (n - start) for start in range(0, n, rows))
 
 
 def multiply(Q: Tensor, v: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
 """Probes: sources of pairs ``(δθ, δg)``. A probe measures them, and fits ``Q`` to what it measured."""
 
-from .base import Average, Evaluation, Measured, Noise, Probe, start_
+from .base import Probe, start_
 from .closure_checks import ClosureChecks
 from .finite_difference import FiniteDifference
 from .hessian_vector import HessianVector
+from .measured import Average, Evaluation, Measured, Noise
 from .noise import Noise as Draw
 from .restore import Gradients
 from .schedule import is_due, rate_of_Q

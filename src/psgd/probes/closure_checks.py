@@ -18,8 +18,9 @@ from ..notice import warn
 from ..ops.distributed import is_dtensor, number_of_ranks
 from ..ops.real import as_real, precise_dtype
 from ..ops.streams import Arrival, capturing
-from .base import Evaluation, Probe
+from .base import Probe
 from .closures import Closure, number_of
+from .measured import Evaluation
 from .reachable import modules_of
 
 #: number of steps with two calls that are looked at

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from ..ops.distributed import aligned, local
 from ..ops.real import as_real
 from . import two_at_once as batched
-from .base import Evaluation, Noise, Probe, check_whole
+from .base import Probe, check_whole
 from .closures import Closure, evaluate, evaluate_backward, evaluate_forward
+from .measured import Evaluation, Noise
 from .restore import Gradients, RandomState
 from .two_at_once import WHO
 

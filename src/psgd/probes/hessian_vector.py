@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ..ops.real import as_real, from_real
-from .base import Evaluation, Noise, Probe, check_whole
+from .base import Probe, check_whole
 from .closures import Closure, differentiate, evaluate_forward
+from .measured import Evaluation, Noise
 from .restore import Gradients
 
 

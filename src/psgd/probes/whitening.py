@@ -12,8 +12,9 @@ from ..criteria import IN_EXPECTATION, Criterion
 from ..groups.axes import restrict
 from ..groups.base import Groups, Preconditioned
 from ..groups.inverse_free import Chores
-from .base import Average, Evaluation, Measured, Noise, Probe, start_, start_one_
+from .base import Probe, start_, start_one_
 from .closures import Closure, evaluate_loss
+from .measured import Average, Evaluation, Measured, Noise
 from .noise import mix
 from .restore import Gradients
 

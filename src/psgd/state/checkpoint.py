@@ -40,8 +40,9 @@ def checked_groups(
             f"state_dict['param_groups']: groups of {their_sizes} parameters; this optimizer has groups of {sizes}. "
             "psgd.whiten and psgd.newton make more groups with weight_decay than without"
         )
-    # A step size of Q that was saved before there was a boost has none.
-    completed = [{**defaults, "precond_boost": 1.0, **group} for group in map(choices.without, theirs)]
+    # What was saved before there was a boost of the step size of Q, or a factor of the learning rate, has none.
+    without = {"precond_boost": 1.0, "adapt_lr": 0.0}
+    completed = [{**defaults, **without, **group} for group in map(choices.without, theirs)]
     for i, group in enumerate(completed):
         options.check(group, f" in state_dict['param_groups'][{i}]")
     return completed

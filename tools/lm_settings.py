@@ -1,11 +1,12 @@
-"""Train the 52-million-parameter model of ``psgd bench lm`` with some settings, in one process that compiles it once.
+"""Train a model of ``psgd bench lm`` with some settings, in one process that compiles it once.
 
     python tools/lm_settings.py runs.json psgd:0.001:0.1 psgd:0.001:1 muon:0.01:0.1 --steps 500 --seeds 100
 
-A setting is ``OPTIMIZER:LEARNING_RATE:WEIGHT_DECAY``, and for PSGD further options, as in
-``psgd:0.001:0.1:momentum=0.95``. Runs are added to the file, each as soon as it is finished; those that are there
-already are not repeated. ``docs/results/bench/lm-52m.json`` has such runs. They are no substitute for the protocol of
-``psgd bench lm``, which tunes all optimizers in the same way: they answer what a setting changes.
+A setting is ``OPTIMIZER:LEARNING_RATE:WEIGHT_DECAY``, in which the optimizer is psgd, adamw, muon or soap. For PSGD,
+further options may follow, as in ``psgd:0.001:0.1:momentum=0.95``. Runs are added to the file, each as soon as it is
+finished; runs that are there already are not repeated. ``docs/results/bench/lm-52m.json`` has such runs. They are no
+substitute for the protocol of ``psgd bench lm``, which tunes all optimizers in the same way: they answer what a setting
+changes.
 """
 
 from __future__ import annotations
@@ -65,7 +66,12 @@ def whiten(model: GPT, lr: float, weight_decay: float, **options: Any) -> Any:
     return Nesterov(optimizer, nesterov) if nesterov else optimizer
 
 
-OPTIMIZERS: dict[str, Callable[..., Any]] = {"psgd": whiten, "adamw": adamw, "muon": muon}
+OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    "psgd": whiten,
+    "adamw": adamw,
+    "muon": muon,
+    "soap": CONTESTANTS["pytorch_optimizer.SOAP"].make,
+}
 
 
 def value(text: str) -> Any:
@@ -97,7 +103,7 @@ def main() -> None:
                 continue
             trainer.seconds_per_step(contestant)
             rows = list(trainer.train(contestant, Setting(float(lr), float(weight_decay)), seed, arguments.steps))
-            found["runs"].append({**run, "tokens": len(data.train), "rows": rows})
+            found["runs"].append({**run, "text": data.sha256, "tokens": len(data.train), "rows": rows})
             arguments.out.write_text(json.dumps(found, indent=1))
             print(text, f"seed {seed}:", " ".join(f"{row['loss']:.4f}" for row in rows), flush=True)
 

@@ -46,7 +46,9 @@ def test_both_kinds_of_settings_of_the_recurrent_network_differ():
 
 def test_the_digit_reader_has_distortions_or_none():
     distorted, plain = rnn2d.FIGURE.runs(rnn2d.FIGURE.full, 0)
-    limits = ("shift", "degrees", "scale")
-    assert all(distorted.settings[name] > 0 for name in limits)
+    limits = {"shift", "degrees", "scale", "bend"}
+    assert sum(distorted.settings[name] > 0 for name in limits) >= 3
     assert not any(plain.settings[name] for name in limits)
-    assert {key for key, value in distorted.settings.items() if value != plain.settings[key]} == set(limits)
+    assert {key for key, value in distorted.settings.items() if value != plain.settings[key]} <= limits
+    bent, straight = rnn2d.FIGURE.runs(dict(rnn2d.FIGURE.full) | {"bend": 1.0}, 0)
+    assert (bent.settings["bend"], straight.settings["bend"]) == (1, 0)

@@ -17,6 +17,8 @@ OURS, UNDISTORTED = "PSGD", "PSGD, without distortions"
 COLOR = {OURS: COLORS["c3"], UNDISTORTED: COLORS["SGD"]}
 #: test error to be reached with all training images, and by the short version with a fifteenth of them
 LEVEL, SHORT_LEVEL = 0.006, 0.08
+#: settings that are zero without distortions
+LIMITS = ("shift", "degrees", "scale", "bend")
 #: seconds per training image and epoch, approximately, on one core
 SECONDS = 4e-4
 TICKS = (0.004, 0.006, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -27,7 +29,7 @@ def runs(size: Size, seed: int) -> list[Run]:
     settings = {entry.name: size[entry.name] for entry in fields(Settings)}
     all_settings = {OURS: settings}
     if seed < size["undistorted"]:
-        all_settings[UNDISTORTED] = settings | dict.fromkeys(("shift", "degrees", "scale"), 0.0)
+        all_settings[UNDISTORTED] = settings | dict.fromkeys(LIMITS, 0.0)
     seconds = size["epochs"] * size["images"] * SECONDS
     return [
         Run("rnn2d", label, seed, train, options, size["epochs"], seconds) for label, options in all_settings.items()

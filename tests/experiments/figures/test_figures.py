@@ -51,9 +51,11 @@ CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA de
 def test_every_figure_runs_is_drawn_and_judged(figure: Figure, device: str, tmp_path: Path, monkeypatch):
     for module, every in EVERY.items():
         monkeypatch.setattr(module, "EVERY", every)
-    order = Order(figure, TINY[figure.name], "quick")
+    first_seed = 100  # no figure may ask for seed 0
+    order = Order(figure, TINY[figure.name], "quick", first_seed)
     *_, event = reproduce([order], tmp_path, jobs=1, device=device)
     assert isinstance(event, Written)
+    assert event.summary["seeds"] == [first_seed + k for k in range(TINY[figure.name]["seeds"])]
     assert len(event.summary["claims"]) == len(figure.claims)
     for claim in event.summary["claims"]:
         assert isinstance(claim["holds"], bool)
@@ -63,6 +65,13 @@ def test_every_figure_runs_is_drawn_and_judged(figure: Figure, device: str, tmp_
     # every label that a claim speaks of is the label of a run
     labels = {run["label"] for run in event.summary["runs"]}
     assert {label for claim in figure.claims for label in claim.labels} <= labels
+
+
+@EACH
+def test_another_first_seed_changes_the_seeds_alone(figure: Figure):
+    for size in (figure.quick, figure.full):
+        plain, later = figure.all_runs(size), figure.all_runs(size, 100)
+        assert [replace(run, seed=run.seed + 100) for run in plain] == later
 
 
 @EACH

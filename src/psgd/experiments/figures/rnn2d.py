@@ -11,7 +11,7 @@ from ..claim import Claim, Verdict
 from ..drawing import COLORS
 from ..figure import Figure, Size, Table
 from ..rnn2d import FULL, QUICK, Settings, parameters, train
-from ..run import Result, Results, Run
+from ..run import Result, Results, Run, of_first_seed
 
 OURS, UNDISTORTED = "PSGD", "PSGD, without distortions"
 COLOR = {OURS: COLORS["c3"], UNDISTORTED: COLORS["SGD"]}
@@ -46,7 +46,7 @@ def draw(results: Results) -> Picture:
             left.plot(epochs, result.column("loss"), color=color, marker=marker, linewidth=1.1, label=label)
             right.plot(epochs, result.column("error"), color=color, marker=marker, linewidth=1.1)
     lowest = min(min(result.column("error")) for by_label in results.values() for result in by_label.values())
-    wanted = level(next(iter(results[0].values())))
+    wanted = level(next(iter(of_first_seed(results).values())))
     right.axhline(wanted, color="grey", linewidth=0.8)
     right.set_ylim(bottom=max(0.8 * min(lowest, wanted), 1e-3))
     for panel, name in ((left, "training loss (cross entropy)"), (right, "test error rate")):

@@ -120,7 +120,7 @@ def start(problem: Problem, seed: int, length: int) -> tuple[Network, torch.Gene
     model = Network(problem.inputs, problem.outputs, generator, STATES)
     # No run has these seeds, nor those of the tests.
     examples, _ = problem.sample(torch.Generator().manual_seed(2**30 + seed), length, 500)
-    initialise_(model, examples, generator)
+    initialise_(model, examples, generator, length)
     return model, generator
 
 

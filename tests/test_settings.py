@@ -39,6 +39,12 @@ def test_what_a_setting_leaves_out_is_as_in_the_experiment():
     assert (other.seed, other.rows, other.settings["precond_lr"]) == (3, 120, 0.01)
 
 
+def test_a_wrong_name_is_found_before_training(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        settings.main([str(tmp_path / "runs.json"), "rnn2d", "learning_rate=0.1"])
+    assert "learning_rate" in capsys.readouterr().err
+
+
 def test_a_finished_run_is_not_repeated(tmp_path, capsys):
     out = tmp_path / "runs.json"
     settings.main([str(out), "addition", SHORT, "--seeds", "0", "--jobs", "1"])

@@ -43,12 +43,21 @@ class Training(NamedTuple):
     #: number of rows between two lines of progress, and the columns that are printed
     every: int
     columns: Sequence[str]
+    #: class of the settings, if they have one: a wrong name is found before anything is trained
+    kind: Callable[..., Any] = dict
     digits: bool = False
 
 
 TRAININGS = {
     "rnn2d": Training(
-        rnn2d.tune, asdict(rnn2d.FULL), "epochs", 1, 10, ("epoch", "loss", "test loss", "error"), digits=True
+        rnn2d.tune,
+        asdict(rnn2d.FULL),
+        "epochs",
+        1,
+        10,
+        ("epoch", "loss", "test loss", "error"),
+        kind=rnn2d.Settings,
+        digits=True,
     ),
     "addition": Training(
         recurrent.train,
@@ -91,6 +100,7 @@ def plan(training: str, texts: Sequence[str], seeds: Sequence[int], device: str,
     for seed in seeds:
         for text in texts:
             settings = {**chosen.settings, **parse(text)}
+            chosen.kind(**settings)
             rows = settings[chosen.total] // chosen.each
             runs.append(Run(training, text, seed, chosen.work, settings, rows, 1.0, device=device, place=place))
     return runs
@@ -151,7 +161,7 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     try:
         runs = plan(arguments.training, arguments.settings, arguments.seeds, arguments.device, arguments.data)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         parser.error(str(error))
     record = Record(arguments.out)
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

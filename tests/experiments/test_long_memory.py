@@ -129,7 +129,7 @@ def test_the_learning_rate_rises_and_falls():
 def test_a_network_for_long_sequences_starts_with_their_length():
     weights = [start(PROBLEMS["XOR"], 0, length)[0].cell.weight.detach()[:, :2] for length in (100, 400)]
     ratio = weights[1] / weights[0]
-    assert ratio[:, 0].median().item() == pytest.approx(0.5, rel=0.02)
+    assert ratio[:, 0].median().item() == pytest.approx(0.25, rel=0.02)
 
 
 class TestOptimizer:

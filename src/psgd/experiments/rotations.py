@@ -56,8 +56,12 @@ def slowest(length: int) -> float:
 
 
 def drive(length: int) -> float:
-    """Standard deviation of what one step adds to a state: ``length`` steps, too, sum up to 0.42 at most."""
-    return DRIVE * min(math.sqrt(STEPS / length), 1.0)
+    """Standard deviation of what one step adds to a state, such that ``length`` steps leave the same memory as 100.
+
+    Inputs of variance ``d²`` and the slope of tanh, about ``1 − h²``, balance at ``h² = d / √2``. A step then keeps
+    ``1 − d / √2`` of what was there, so ``length · d`` decides how much is left at the end.
+    """
+    return DRIVE * min(STEPS / length, 1.0)
 
 
 @torch.no_grad()

@@ -54,9 +54,9 @@ FIGURE = Figure(
     title="Eight problems with twice as long sequences",
     about="The recurrent network with 100 states and the recipe of the eight problems, with sequences of 200 steps "
     "instead of 100 (60 instead of 30 in the short version). The recipe was found with 100 steps. What it says about "
-    "the start follows the length: no slow plane turns by more than half a turn within a sequence, and inputs of "
-    "all steps sum up to a standard deviation of 0.42 at most. Nothing else is changed. A run ends when the problem is "
-    "solved.",
+    "the start follows the length: no slow plane turns by more than half a turn within a sequence, and inputs are so "
+    "small that an untrained network has the same memory as with 100 steps. Nothing else is changed. A run ends when "
+    "the problem is solved.",
     quick={"length": 60, "iterations": 4_000, "seeds": 1},
     full={"length": 200, "iterations": 8_000, "seeds": 2},
     runs=runs,

@@ -55,7 +55,7 @@ TRAININGS = {
         "epochs",
         1,
         10,
-        ("epoch", "loss", "test loss", "error"),
+        ("epoch", "loss", "test loss", "error", "error without average"),
         kind=rnn2d.Settings,
         digits=True,
     ),

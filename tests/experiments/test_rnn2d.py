@@ -225,7 +225,8 @@ class TestTrain:
         plain, averaged = self.rows(), self.rows(averaging=10)
         assert [row["loss"] for row in plain] == [row["loss"] for row in averaged]
         assert all(a["test loss"] != b["test loss"] for a, b in zip(plain, averaged, strict=True))
-        assert self.rows(averaging=1) == plain
+        assert [row.pop("error without average") for row in averaged] == [row["error"] for row in plain]
+        assert [row | {"error without average": row["error"]} for row in plain] == self.rows(averaging=1)
 
     def test_settings_are_chosen_by_training_images_that_are_not_trained_with(self, monkeypatch):
         """The held-out images are the last ones, and the test images are not seen at all."""

@@ -203,7 +203,10 @@ def epoch(images: Tensor, labels: Tensor, settings: Settings, generator: torch.G
 
 
 def train(*, seed: int, device: str, data: Path | None, **settings: Any) -> Iterator[Row]:
-    """Yield a row for each epoch, with the mean training loss, the test loss and the test error; all in float32."""
+    """Yield a row for each epoch, with the mean training loss, the test loss and the test error; all in float32.
+
+    If weights are averaged, these are tested, and a row also has the error of the weights themselves.
+    """
     images, labels, *test = tensors(data, device)
     yield from _train(Settings(**settings), (images, labels), (test[0], test[1]), seed)
 
@@ -235,6 +238,7 @@ def _train(settings: Settings, data: tuple[Tensor, Tensor], test: tuple[Tensor, 
             schedule.step()
         loss = float(total) / count
         test_loss, error = judge(model if average is None else average.model, *test)
-        yield {"iteration": number * count, "epoch": number, "loss": loss, "test loss": test_loss, "error": error}
+        row = {"iteration": number * count, "epoch": number, "loss": loss, "test loss": test_loss, "error": error}
+        yield row if average is None else {**row, "error without average": judge(model, *test)[1]}
         if not math.isfinite(loss):
             return

@@ -334,6 +334,7 @@ def test_demo_hands_on_its_options(monkeypatch, capsys):
         (["reproduce", "fig1", "--device", "abacus"], "abacus"),
         (["reproduce", "fig1", "--device", "cpu:7"], "cpu:7"),
         (["reproduce", "fig1", "--seeds", "0"], "--seeds"),
+        (["reproduce", "fig1", "--first-seed", "-1"], "--first-seed"),
         (["reproduce", "fig1", "--jobs", "0"], "--jobs"),
         (["reproduce", "fig7", "--data", "nowhere"], "nowhere"),
         (["report"], "DIR"),
@@ -395,6 +396,11 @@ class TestReproduce:
         assert cli.main(["reproduce", "all", "toy", "--full", "--seeds", "1", "--jobs", "1", "--out", "a/b"]) == 0
         summary = json.loads((tmp_path / "a" / "b" / "toy.json").read_text())
         assert (summary["size"], summary["settings"], summary["seeds"]) == ("full", {"count": 6, "seeds": 1}, [0])
+
+    def test_the_first_seed_is_an_option(self, tmp_path, capsys):
+        assert cli.main(["reproduce", "--first-seed", "100", "--seeds", "2", "--jobs", "1"]) == 0
+        assert "1 of 2 claims hold" in capsys.readouterr().out
+        assert json.loads((tmp_path / "results" / "toy.json").read_text())["seeds"] == [100, 101]
 
     def test_a_directory_that_cannot_be_written_is_found_before_training(self, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(reproduce, "reproduce_figures", lambda *_, **__: pytest.fail("trained for nothing"))

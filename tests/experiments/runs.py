@@ -12,7 +12,7 @@ import torch
 
 from psgd.experiments.claim import Claim, Verdict
 from psgd.experiments.figure import Figure, Table
-from psgd.experiments.run import Result, Row, Run
+from psgd.experiments.run import Result, Row, Run, of_first_seed
 
 
 def work(
@@ -59,7 +59,7 @@ def toy(mark: Path | None = None, sleep: float = 0.0, count: int = 3) -> Figure:
 
     def draw(results: Any) -> Picture:
         picture = Picture(figsize=(2, 2))
-        picture.subplots().plot(results[0]["a"].column("loss"))
+        picture.subplots().plot(of_first_seed(results)["a"].column("loss"))
         return picture
 
     def runs(size: Any, seed: int) -> list[Run]:

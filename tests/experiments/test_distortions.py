@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from psgd.experiments import distortions
-from psgd.experiments.distortions import distort, transforms
+from psgd.experiments.distortions import POINTS, bends, distort, transforms
 
 
 def generator(seed=0):
@@ -51,8 +51,28 @@ def test_a_rotation_keeps_areas_and_a_scaling_does_not():
     assert torch.linalg.det(scaled).std() > 0.05
 
 
+def test_points_are_shifted_by_pixels():
+    """If all points of an image are shifted alike, it is shifted as a whole."""
+    shifts = torch.zeros(1, 2, POINTS, POINTS)
+    shifts[0, 0] = 2 * 3 / 28
+    moved = distort(images(1), transforms(1, generator()), shifts)
+    torch.testing.assert_close(moved[:, :, :-3], images(1)[:, :, 3:], rtol=0, atol=1e-4)
+
+
+def test_bends_have_a_limit_and_differ_from_place_to_place():
+    shifts = bends(500, generator(), 1.5) * 14
+    assert shifts.shape == (500, 2, POINTS, POINTS)
+    assert 1.49 < shifts.abs().max() <= 1.5
+    assert shifts.std((2, 3)).min() > 0.3
+    maps = transforms(2, generator())
+    bent = distort(images(2), maps, bends(2, generator(), 1.5))
+    assert 0.05 < (bent - distort(images(2), maps)).abs().mean() < 0.4
+
+
 def test_chunks_do_not_show(monkeypatch):
     maps = transforms(7, generator(), shift=2.0, degrees=10.0, scale=0.1)
-    whole = distort(images(7), maps)
+    shifts = bends(7, generator(), 1.0)
+    whole, bent = distort(images(7), maps), distort(images(7), maps, shifts)
     monkeypatch.setattr(distortions, "CHUNK", 3)
     assert torch.equal(distort(images(7), maps), whole)
+    assert torch.equal(distort(images(7), maps, shifts), bent)

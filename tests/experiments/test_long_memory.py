@@ -126,6 +126,12 @@ def test_the_learning_rate_rises_and_falls():
     assert rates[101] < 1
 
 
+def test_a_network_for_long_sequences_starts_with_their_length():
+    weights = [start(PROBLEMS["XOR"], 0, length)[0].cell.weight.detach()[:, :2] for length in (100, 400)]
+    ratio = weights[1] / weights[0]
+    assert ratio[:, 0].median().item() == pytest.approx(0.25, rel=0.02)
+
+
 class TestOptimizer:
     def test_the_recipe_whitens_gradients_at_every_step(self):
         model, _ = start(PROBLEMS["XOR"], 0, 20)

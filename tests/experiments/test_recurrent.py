@@ -5,7 +5,7 @@ import torch
 
 from psgd import PSGD, Affine
 from psgd.experiments import recurrent
-from psgd.experiments.recurrent import ADDITION, TOLERANCE, Network, Problem, train
+from psgd.experiments.recurrent import ADDITION, TOLERANCE, Network, Problem, addition, train
 
 
 class TestNetwork:
@@ -43,6 +43,22 @@ class TestProblem:
         assert (marks.sum(0) == 2).all()
         assert not marks[10:].any()
         assert marks[:10].any(1).all()
+        torch.testing.assert_close(y[0], (values * marks).sum(0))
+
+    def test_other_numbers_have_answers_of_the_same_variance(self):
+        x, y = addition(width=1.0).sample(torch.Generator().manual_seed(0), 20, 5000)
+        values, marks = x.unbind(-1)
+        assert 0.99 < values.max() <= 1
+        assert -1 <= values.min() < -0.99
+        torch.testing.assert_close(y[0], (values * marks).sum(0) / 2)
+        assert y.var().item() == pytest.approx(recurrent.SUM, rel=0.05)
+        assert torch.equal(values, 2 * ADDITION.sample(torch.Generator().manual_seed(0), 20, 5000)[0][..., 0])
+
+    def test_the_first_mark_can_be_early(self):
+        x, y = addition(early=True).sample(torch.Generator().manual_seed(0), 40, 500)
+        values, marks = x.unbind(-1)
+        assert (marks[:4].sum(0) == 1).all()
+        assert not marks[20:].any()
         torch.testing.assert_close(y[0], (values * marks).sum(0))
 
     def test_lengths_vary_only_where_the_problem_says_so(self):
@@ -83,6 +99,11 @@ class TestTrain:
         settings = {**self.settings, "stop": False, "method": "SGD", "lr": 0.01}
         cold, warm = next(train(**settings)), next(train(**settings, warmup=1000))
         assert warm["loss"] > cold["loss"]
+
+    def test_numbers_and_places_are_settings(self):
+        settings = {**self.settings, "length": 20, "stop": False, "method": "SGD", "lr": 0.01}
+        losses = [next(train(**settings, **more))["loss"] for more in ({}, {"width": 1.0}, {"early": True})]
+        assert len(set(losses)) == 3
 
     def test_recommended_settings_are_options_of_psgd(self):
         settings = {**self.settings, "iterations": 100}

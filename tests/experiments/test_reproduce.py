@@ -5,6 +5,7 @@ from itertools import islice
 
 import pytest
 
+from psgd.experiments.figure import read
 from psgd.experiments.pool import Finished
 from psgd.experiments.reproduce import Order, Planned, Written, reproduce
 from tests.experiments.runs import toy
@@ -69,6 +70,24 @@ def test_another_number_of_seeds_is_for_all_runs():
     figure = replace(toy(), full={"count": 3, "seeds": 5, "other_seeds": 2})
     assert Order.of(figure, True, 4).size == {"count": 3, "seeds": 4, "other_seeds": 4}
     assert Order.of(figure, True).size == figure.full
+
+
+def test_seeds_begin_with_the_first_one(tmp_path):
+    """The runs of the k-th seed are those of the seed k, with another seed."""
+
+    def of_first_two(size, seed):
+        return toy().runs(size, seed)[: 2 if seed < 1 else 1]
+
+    figure = replace(toy(), runs=of_first_two)
+    orders = [Order.of(figure, False, 2, first_seed) for first_seed in (0, 100)]
+    plain, later = ([(run.label, run.seed) for run in order.runs("cpu")] for order in orders)
+    assert plain == [("a", 0), ("b", 0), ("a", 1)]
+    assert later == [("a", 100), ("b", 100), ("a", 101)]
+    *_, written = reproduce([orders[1]], tmp_path, jobs=1, device="cpu")
+    assert isinstance(written, Written)
+    assert written.summary["seeds"] == [100, 101]
+    assert [seed["seed"] for seed in written.summary["claims"][0]["seeds"]] == [100]
+    assert list(read(tmp_path, "toy")) == [100, 101]
 
 
 def test_what_is_unfinished(tmp_path):

@@ -9,7 +9,19 @@ import torch
 from torch import nn
 
 from psgd.experiments import rnn2d
-from psgd.experiments.rnn2d import FULL, QUICK, Gradients, Settings, epoch, factor, judge, parameters, train
+from psgd.experiments.rnn2d import (
+    FULL,
+    QUICK,
+    Average,
+    Gradients,
+    Settings,
+    epoch,
+    factor,
+    judge,
+    parameters,
+    train,
+    tune,
+)
 from tests.emulated import Log, Recording
 from tests.experiments.small_digits import small_digits  # noqa: F401
 
@@ -88,6 +100,42 @@ class TestGradients:
             torch.testing.assert_close(found, expected)
 
 
+class TestAverage:
+    def test_it_is_plain_at_first_and_exponential_then(self):
+        model = nn.Linear(1, 1, bias=False)
+        average = Average(model, 3)
+        found = []
+        for value in (1.0, 2.0, 6.0, 9.0):
+            with torch.no_grad():
+                model.weight.fill_(value)
+            average.update_()
+            found.append(average.model.weight.item())
+        assert found == pytest.approx([1, 1.5, 3, 5])
+
+    def test_the_model_in_training_stays_as_it_is(self):
+        model = rnn2d.network(TINY, 3)[0]
+        before = [p.detach().clone() for p in model.parameters()]
+        average = Average(model, 10)
+        for p in model.parameters():
+            p.data.add_(1)
+        for _ in range(2):
+            average.update_()
+        for p, old, mean in zip(model.parameters(), before, average.model.parameters(), strict=True):
+            assert torch.equal(p, old + 1)
+            torch.testing.assert_close(mean, old + 1)
+            assert p.requires_grad
+            assert not mean.requires_grad
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    def test_the_host_does_not_wait(self):
+        average = Average(rnn2d.network(TINY, 3)[0].cuda(), 10)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            average.update_()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
 class TestEpoch:
     images = torch.rand(40, 28, 28)
     labels = torch.arange(40)
@@ -107,6 +155,11 @@ class TestEpoch:
 
     def epochs(self, generator):
         return (epoch(self.images, self.labels, TINY, generator) for _ in range(2))
+
+    def test_bends_alone_are_a_distortion(self):
+        bent = replace(TINY, shift=0.0, degrees=0.0, scale=0.0, bend=1.0)
+        x, y = epoch(self.images, self.labels, bent, torch.Generator().manual_seed(0))
+        assert 0 < (x[y.argsort()] - self.images).abs().mean() < 0.5
 
 
 def test_the_learning_rate_grows_and_falls_to_zero():
@@ -157,7 +210,7 @@ class TestTrain:
         [
             {"lr": 0.01}, {"momentum": 0.0}, {"weight_decay": 0.1}, {"smoothing": 0.1}, {"batch": 100}, {"images": 400},
             {"shift": 0.0}, {"degrees": 0.0}, {"scale": 0.0}, {"states": [3, 3]}, {"sizes": [9, 2]},
-            {"strides": [14, 2]},
+            {"strides": [14, 2]}, {"bend": 1.0},
         ],
         ids=lambda change: next(iter(change)),
     )  # fmt: skip
@@ -167,6 +220,25 @@ class TestTrain:
             for options in ({}, change)
         )
         assert plain[0]["loss"] != changed[0]["loss"]
+
+    def test_an_average_is_tested_and_does_not_change_the_training(self):
+        plain, averaged = self.rows(), self.rows(averaging=10)
+        assert [row["loss"] for row in plain] == [row["loss"] for row in averaged]
+        assert all(a["test loss"] != b["test loss"] for a, b in zip(plain, averaged, strict=True))
+        assert [row.pop("error without average") for row in averaged] == [row["error"] for row in plain]
+        assert [row | {"error without average": row["error"]} for row in plain] == self.rows(averaging=1)
+
+    def test_settings_are_chosen_by_training_images_that_are_not_trained_with(self, monkeypatch):
+        """The held-out images are the last ones, and the test images are not seen at all."""
+        monkeypatch.setattr(rnn2d, "HELD_OUT", 100)
+        images, labels, test_images, test_labels = rnn2d.tensors(None, "cpu")
+        moved = images[:500], labels[:500], images[500:], labels[500:]
+        tuned = list(tune(seed=0, device="cpu", data=None, **asdict(replace(TINY, images=600))))
+        monkeypatch.setattr(rnn2d, "tensors", lambda data, device: moved)
+        assert tuned == self.rows(images=600)
+        assert tuned[-1]["iteration"] == 20
+        monkeypatch.setattr(rnn2d, "tensors", lambda data, device: (images, labels, 0 * test_images, 0 * test_labels))
+        assert tuned == list(tune(seed=0, device="cpu", data=None, **asdict(replace(TINY, images=600))))
 
     def test_a_loss_that_is_not_finite_is_the_last(self, monkeypatch):
         images, *rest = rnn2d.tensors(None, "cpu")

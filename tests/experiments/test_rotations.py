@@ -7,7 +7,7 @@ import torch
 
 from psgd.experiments.long_memory import PROBLEMS
 from psgd.experiments.recurrent import Network
-from psgd.experiments.rotations import DRIVE, FAST, SLOW, initialise_, memory, rotations
+from psgd.experiments.rotations import DRIVE, FAST, SLOW, STEPS, drive, initialise_, memory, rotations, slowest
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -66,6 +66,30 @@ class TestInitialise:
         torch.testing.assert_close(feedback @ feedback.mT, torch.eye(30, dtype=torch.float64))
         assert (angles(feedback) <= SLOW).sum() >= 15 - round(15 * FAST)
         assert torch.equal(model.output.weight, output)
+
+    def test_a_longer_memory_has_slower_rotations_and_a_smaller_drive(self):
+        """Over all steps, slow planes turn as far as in 100 steps; short sequences change nothing."""
+        for length in (10, STEPS):
+            assert (slowest(length), drive(length)) == (SLOW, DRIVE)
+        assert 400 * slowest(400) == pytest.approx(STEPS * SLOW)
+        assert 400 * drive(400) == pytest.approx(STEPS * DRIVE)
+        short, long = (Network(2, 1, generator(), 30) for _ in range(2))
+        for model, length in ((short, STEPS), (long, 4 * STEPS)):
+            initialise_(model, torch.rand(5, 6, 2, generator=generator(1)), generator(2), length)
+        weights = [model.cell.weight.detach().split([2, 30], 1) for model in (short, long)]
+        torch.testing.assert_close(weights[1][0], weights[0][0] / 4)
+        slow = 15 - round(15 * FAST)
+        torch.testing.assert_close(angles(weights[1][1])[:slow], angles(weights[0][1])[:slow] / 4, rtol=1e-3, atol=1e-7)
+
+    def test_networks_for_all_lengths_start_with_the_same_memory(self):
+        problem, found = PROBLEMS["XOR"], []
+        for length in (STEPS, 2 * STEPS):
+            model = Network(problem.inputs, problem.outputs, generator(5), 100)
+            examples, _ = problem.sample(generator(1), length, 100)
+            initialise_(model, examples, generator(2), length)
+            found.append(memory(model, examples[:, :50]))
+        assert found[0] == pytest.approx(found[1], rel=0.3)
+        assert 0.03 < found[0] < 0.3
 
     def test_a_constant_channel_has_finite_weights(self):
         model = Network(2, 1, generator(), 10)

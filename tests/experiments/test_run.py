@@ -67,3 +67,8 @@ class TestResult:
         self.curve.rows[1].pop("loss")
         assert self.curve.column("loss") == [4, 1]
         assert self.curve.first_below("loss", 3) == 3
+
+
+def test_the_first_seed_need_not_be_zero():
+    first, second = {"a": result()}, {"a": result(seed=8)}
+    assert module.of_first_seed({7: first, 8: second}) is first

@@ -1,4 +1,4 @@
-"""Small random shifts, rotations, scalings and shears of images, all images at once on their device."""
+"""Small random shifts, rotations, scalings, shears and bends of images, all images at once on their device."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 #: number of images that are distorted at once
 CHUNK = 5000
+#: number of points along each axis whose random shifts bend an image
+POINTS = 5
 
 
 def transforms(
@@ -35,11 +37,28 @@ def transforms(
     return torch.cat([matrices, moves.T[:, :, None]], 2)
 
 
-def distort(images: Tensor, maps: Tensor) -> Tensor:
-    """Distorted images (N × height × width), by bilinear interpolation; outside of an image all is zero."""
+def bends(count: int, generator: torch.Generator, bend: float) -> Tensor:
+    """Random shifts of ``POINTS`` × ``POINTS`` points of each image, at most ``bend`` pixels of 28 along each axis."""
+    return (2 * torch.rand(count, 2, POINTS, POINTS, generator=generator) - 1) * (2 * bend / 28)
+
+
+def distort(images: Tensor, maps: Tensor, shifts: Tensor | None = None) -> Tensor:
+    """Distorted images (N × height × width), by bilinear interpolation; outside of an image all is zero.
+
+    Args:
+        images: the images
+        maps: affine maps, one for each image
+        shifts: shifts of points, as ``bends`` draws them; between the points they are interpolated
+    """
     parts = []
-    for part, some in zip(images.split(CHUNK), maps.split(CHUNK), strict=True):
+    for begin in range(0, len(images), CHUNK):
+        chunk = slice(begin, begin + CHUNK)
+        part = images[chunk]
         shape = [len(part), 1, *part.shape[1:]]
-        grid = nn.functional.affine_grid(some.to(part.device), shape, align_corners=False)
+        grid = nn.functional.affine_grid(maps[chunk].to(part.device), shape, align_corners=False)
+        if shifts is not None:
+            some = shifts[chunk].to(part.device)
+            smooth = nn.functional.interpolate(some, list(part.shape[1:]), mode="bicubic", align_corners=True)
+            grid = grid + smooth.permute(0, 2, 3, 1)
         parts.append(nn.functional.grid_sample(part[:, None], grid, align_corners=False)[:, 0])
     return torch.cat(parts)

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ class Figure:
         about: what is shown, for the reader of the report
         quick: the size at which all figures together need a quarter of an hour
         full: the paper's size
-        runs: returns all runs of a size for one seed, counted from 0
+        runs: returns all runs of a size for one seed, counted from 0; another first seed is added afterwards
         draw: makes the picture
         claims: statements of the paper about it
         tables: makes tables of numbers that a picture shows less well
@@ -62,8 +62,10 @@ class Figure:
     tables: Callable[[Results], list[Table]] = _no_tables
     digits: bool = False
 
-    def all_runs(self, size: Size) -> list[Run]:
-        return [run for seed in range(size["seeds"]) for run in self.runs(size, seed)]
+    def all_runs(self, size: Size, first_seed: int = 0) -> list[Run]:
+        """Runs of all seeds from the first one on."""
+        runs = [run for seed in range(size["seeds"]) for run in self.runs(size, seed)]
+        return [replace(run, seed=first_seed + run.seed) for run in runs]
 
     def write(self, directory: Path, results: Results, size: Size, size_name: str) -> dict[str, Any]:
         """Write the picture, the curves, and their description; return the description."""

@@ -28,7 +28,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from .. import PSGD, Affine, Whitening
 from . import training
-from .recurrent import EVERY, SUM, TEST, Network, Problem, centred, marked_pairs, uniform
+from .recurrent import EVERY, SUM, TEST, Network, Problem, centred, early_marks, marked_pairs, uniform
 from .rotations import initialise_, memory
 from .run import Row
 
@@ -43,13 +43,6 @@ TESTS = 5
 #: options of PSGD, the same for all problems, found on the seeds 100 to 104: a small learning rate, since on the
 #: plateau at the beginning gradients are mostly noise, and a random walk of the feedback matrix would end the memory
 RECIPE: dict[str, Any] = {"lr": 2e-4, "momentum": 0.9, "update_every": 1}
-
-
-def early_marks(generator: torch.Generator, length: int, batch: int) -> tuple[Tensor, Tensor]:
-    """Draw a step of the first tenth of each sequence, and a later one of its first half."""
-    tenth = max(length // 10, 1)
-    first = torch.randint(tenth, (batch,), generator=generator)
-    return first, torch.randint(tenth, max(length // 2, tenth + 1), (batch,), generator=generator)
 
 
 def _bits(generator: torch.Generator, length: int, batch: int) -> Tensor:
@@ -127,7 +120,7 @@ def start(problem: Problem, seed: int, length: int) -> tuple[Network, torch.Gene
     model = Network(problem.inputs, problem.outputs, generator, STATES)
     # No run has these seeds, nor those of the tests.
     examples, _ = problem.sample(torch.Generator().manual_seed(2**30 + seed), length, 500)
-    initialise_(model, examples, generator)
+    initialise_(model, examples, generator, length)
     return model, generator
 
 

@@ -139,6 +139,13 @@ def first_half(generator: torch.Generator, length: int, batch: int) -> tuple[Ten
     return first, (first + torch.randint(1, half, (batch,), generator=generator)) % half
 
 
+def early_marks(generator: torch.Generator, length: int, batch: int) -> tuple[Tensor, Tensor]:
+    """Draw a step of the first tenth of each sequence, and a later one of its first half."""
+    tenth = max(length // 10, 1)
+    first = torch.randint(tenth, (batch,), generator=generator)
+    return first, torch.randint(tenth, max(length // 2, tenth + 1), (batch,), generator=generator)
+
+
 def marked_pairs(
     draw: Callable[[torch.Generator, int, int], Tensor], combine: Callable[[Tensor, Tensor], Tensor], places: Places
 ) -> Callable[[torch.Generator, int, int], tuple[Tensor, Tensor]]:
@@ -166,7 +173,29 @@ def centred(generator: torch.Generator, length: int, batch: int) -> Tensor:
 
 #: variance of the sum of two numbers uniform in [−½, ½]
 SUM = 1 / 6
-ADDITION = Problem("addition", 2, 1, marked_pairs(centred, torch.add, first_half), variance=SUM)
+
+
+def addition(width: float = 0.5, early: bool = False) -> Problem:
+    """The addition problem, in the paper's words or as the author's later public code has it.
+
+    Args:
+        width: numbers are uniform in [−width, width], and the answer is their sum, scaled to have the variance ``SUM``;
+            0.5 in the paper, 1 in the later code
+        early: whether the first mark is in the first tenth, as in Hochreiter & Schmidhuber (1997), and not anywhere in
+            the first half, as in the later code
+    """
+
+    def draw(generator: torch.Generator, length: int, batch: int) -> Tensor:
+        return centred(generator, length, batch) * (2 * width)
+
+    def combine(first: Tensor, second: Tensor) -> Tensor:
+        return (first + second) / (2 * width)
+
+    places = early_marks if early else first_half
+    return Problem("addition", 2, 1, marked_pairs(draw, combine, places), variance=SUM)
+
+
+ADDITION = addition()
 #: share of the variance left unexplained below which the addition problem counts as solved: a loss of 0.01
 SOLVED = 0.06
 
@@ -181,19 +210,23 @@ def train(
     iterations: int,
     stop: bool,
     warmup: int = 0,
+    width: float = 0.5,
+    early: bool = False,
     **options: float,
 ) -> Iterator[Row]:
     """Train on the addition problem; yield a row every 100 mini-batches with their mean loss and the share of variance
     that is left unexplained; with ``stop``, until solved.
 
-    The learning rate grows linearly over the first ``warmup`` mini-batches.
+    The learning rate grows linearly over the first ``warmup`` mini-batches. ``width`` and ``early`` are those of
+    ``addition``.
     """
-    model, generator = ADDITION.start(seed)
+    problem = addition(width, early)
+    model, generator = problem.start(seed)
     model.to(device)
     optimizer = training.optimizer(method, model, lr, seed=seed, blocks=Affine(), **options)
     schedule = LambdaLR(optimizer, lambda step: min((step + 1) / warmup, 1.0)) if warmup else None
-    batches = ADDITION.batches(generator, length, device)
-    steps = training.losses(optimizer, partial(ADDITION.loss, model), batches, schedule)
+    batches = problem.batches(generator, length, device)
+    steps = training.losses(optimizer, partial(problem.loss, model), batches, schedule)
     for row in training.averaged(steps, iterations, EVERY):
         unexplained = row["loss"] / SUM
         yield {**row, "unexplained": unexplained}

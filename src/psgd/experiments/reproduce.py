@@ -15,23 +15,25 @@ from .store import Store
 
 @dataclass(frozen=True)
 class Order:
-    """A figure to reproduce, and its size."""
+    """A figure to reproduce, its size, and its first seed."""
 
     figure: Figure
     size: Size
     size_name: str
+    first_seed: int = 0
 
     @classmethod
-    def of(cls, figure: Figure, full: bool, seeds: int | None = None) -> Order:
+    def of(cls, figure: Figure, full: bool, seeds: int | None = None, first_seed: int = 0) -> Order:
         """Order for one of the sizes of a figure, with another number of seeds for all of its runs."""
         size = dict(figure.full if full else figure.quick)
         if seeds is not None:
             size |= {key: seeds for key in size if key.endswith("seeds")}
-        return cls(figure, size, "full" if full else "quick")
+        return cls(figure, size, "full" if full else "quick", first_seed)
 
     def runs(self, device: str, data: Path | None = None) -> list[Run]:
         place = {"data": data} if self.figure.digits else {}
-        return [replace(run, device=device, place=place) for run in self.figure.all_runs(self.size)]
+        runs = self.figure.all_runs(self.size, self.first_seed)
+        return [replace(run, device=device, place=place) for run in runs]
 
     def unfinished(self, out: Path, device: str) -> bool:
         return any(Store(out).load(run) is None for run in self.runs(device))

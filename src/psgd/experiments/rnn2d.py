@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from .. import PSGD, whiten
 from . import digits
-from .distortions import distort, transforms
+from .distortions import bends, distort, transforms
 from .reader import Reader
 from .run import Row
 
@@ -22,6 +23,8 @@ from .run import Row
 CHUNK = 1000
 #: number of mini-batches over which the learning rate grows linearly
 WARMUP = 100
+#: number of images at the end of the training images that are for the choice of settings
+HELD_OUT = 10_000
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,9 @@ class Settings:
         shift: largest shift of training images along each axis, in pixels
         degrees: largest rotation, and largest angle of a shear
         scale: largest relative change of the size along each axis
+        bend: largest shift of single points of an image, in pixels, which bends its lines
+        averaging: number of mini-batches over which the weights are averaged, for the tests alone; 0 tests the weights
+            themselves
     """
 
     states: Sequence[int] = field(default_factory=lambda: [16, 32])
@@ -57,6 +63,8 @@ class Settings:
     shift: float = 2.0
     degrees: float = 12.0
     scale: float = 0.12
+    bend: float = 0.0
+    averaging: int = 0
 
 
 #: Full size, and one for a CPU. Their learning rates were chosen on seed 100: that of the full size out of 0.0003,
@@ -160,36 +168,77 @@ def judge(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, floa
     return float(nn.functional.cross_entropy(output, labels)), float((output.argmax(1) != labels).double().mean())
 
 
+class Average:
+    """Exponential moving average of the weights of a model, as a model of its own: the tests read this one.
+
+    Up to ``steps`` updates it is the plain average, so that the start does not weigh more than what follows.
+
+    Args:
+        model: the model in training
+        steps: number of updates over which it averages
+    """
+
+    def __init__(self, model: nn.Module, steps: int) -> None:
+        self.model = copy.deepcopy(model).requires_grad_(False)
+        self._steps, self._done = steps, 0
+        self._params: list[Tensor] = list(model.parameters())
+        self._averages: list[Tensor] = list(self.model.parameters())
+
+    @torch.no_grad()
+    def update_(self) -> None:
+        """Take in the present weights; the host does not wait for them."""
+        self._done += 1
+        torch._foreach_lerp_(self._averages, self._params, 1 / min(self._done, self._steps))
+
+
 def epoch(images: Tensor, labels: Tensor, settings: Settings, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Images and labels of an epoch in their order, the images distorted."""
     order = torch.randperm(len(images), generator=generator)
     limits = {"shift": settings.shift, "degrees": settings.degrees, "scale": settings.scale}
     maps = transforms(len(images), generator, **limits)
+    shifts = bends(len(images), generator, settings.bend) if settings.bend else None
     order = order.to(images.device)
     images, labels = images[order], labels[order]
-    return (distort(images, maps) if any(limits.values()) else images), labels
+    return (distort(images, maps, shifts) if any(limits.values()) or settings.bend else images), labels
 
 
 def train(*, seed: int, device: str, data: Path | None, **settings: Any) -> Iterator[Row]:
-    """Yield a row for each epoch, with the mean training loss, the test loss and the test error; all in float32."""
-    chosen = Settings(**settings)
-    images, labels, test_images, test_labels = tensors(data, device)
-    images, labels = images[: chosen.images], labels[: chosen.images]
-    model, generator = network(chosen, seed)
-    model.to(device)
-    ours = optimizer(model, chosen, seed)
-    count = len(images) // chosen.batch
-    schedule = LambdaLR(ours, lambda step: factor(step, count * chosen.epochs))
-    gradients = Gradients(model, nn.CrossEntropyLoss(label_smoothing=chosen.smoothing))
-    for number in range(1, chosen.epochs + 1):
-        x, y = epoch(images, labels, chosen, generator)
-        total = torch.zeros((), device=device)
-        for part in range(0, count * chosen.batch, chosen.batch):
-            total += gradients(x[part : part + chosen.batch], y[part : part + chosen.batch])
+    """Yield a row for each epoch, with the mean training loss, the test loss and the test error; all in float32.
+
+    If weights are averaged, these are tested, and a row also has the error of the weights themselves.
+    """
+    images, labels, *test = tensors(data, device)
+    yield from _train(Settings(**settings), (images, labels), (test[0], test[1]), seed)
+
+
+def tune(*, seed: int, device: str, data: Path | None, **settings: Any) -> Iterator[Row]:
+    """Yield such rows for the choice of settings: the last training images are tested, and not trained with."""
+    images, labels, *_ = tensors(data, device)
+    rest, tested = slice(None, -HELD_OUT), slice(-HELD_OUT, None)
+    yield from _train(Settings(**settings), (images[rest], labels[rest]), (images[tested], labels[tested]), seed)
+
+
+def _train(settings: Settings, data: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], seed: int) -> Iterator[Row]:
+    images, labels = (part[: settings.images] for part in data)
+    model, generator = network(settings, seed)
+    model.to(images.device)
+    ours = optimizer(model, settings, seed)
+    average = Average(model, settings.averaging) if settings.averaging else None
+    count = len(images) // settings.batch
+    schedule = LambdaLR(ours, lambda step: factor(step, count * settings.epochs))
+    gradients = Gradients(model, nn.CrossEntropyLoss(label_smoothing=settings.smoothing))
+    for number in range(1, settings.epochs + 1):
+        x, y = epoch(images, labels, settings, generator)
+        total = torch.zeros((), device=images.device)
+        for part in range(0, count * settings.batch, settings.batch):
+            total += gradients(x[part : part + settings.batch], y[part : part + settings.batch])
             ours.step()
+            if average is not None:
+                average.update_()
             schedule.step()
         loss = float(total) / count
-        test_loss, error = judge(model, test_images, test_labels)
-        yield {"iteration": number * count, "epoch": number, "loss": loss, "test loss": test_loss, "error": error}
+        test_loss, error = judge(model if average is None else average.model, *test)
+        row = {"iteration": number * count, "epoch": number, "loss": loss, "test loss": test_loss, "error": error}
+        yield row if average is None else {**row, "error without average": judge(model, *test)[1]}
         if not math.isfinite(loss):
             return

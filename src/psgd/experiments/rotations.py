@@ -24,6 +24,8 @@ SLOW = 0.01 * math.pi
 #: standard deviation of what the inputs of one step add to a state. Over 100 steps these sum up to 0.42, where the
 #: slope of tanh is 0.84: inputs are seen, but they do not drive the states to where memory ends.
 DRIVE = 0.042
+#: number of steps that ``SLOW`` and ``DRIVE`` were chosen for; with more of them both are smaller
+STEPS = 100
 #: least standard deviation of an input channel that is taken for one; weights of a constant channel would be infinite
 LEAST = 0.05
 
@@ -48,21 +50,36 @@ def rotations(states: int, generator: torch.Generator, fast: float = FAST, slow:
     return Q @ torch.block_diag(*planes, torch.eye(states % 2, dtype=torch.float64)) @ Q.mT
 
 
+def slowest(length: int) -> float:
+    """Largest angle of a slow rotation: in ``length`` steps, too, no slow plane turns by more than half a turn."""
+    return SLOW * min(STEPS / length, 1.0)
+
+
+def drive(length: int) -> float:
+    """Standard deviation of what one step adds to a state, such that ``length`` steps leave the same memory as 100.
+
+    Inputs of variance ``d²`` and the slope of tanh, about ``1 − h²``, balance at ``h² = d / √2``. A step then keeps
+    ``1 − d / √2`` of what was there, so ``length · d`` decides how much is left at the end.
+    """
+    return DRIVE * min(STEPS / length, 1.0)
+
+
 @torch.no_grad()
-def initialise_(model: Network, examples: Tensor, generator: torch.Generator) -> None:
+def initialise_(model: Network, examples: Tensor, generator: torch.Generator, length: int = STEPS) -> None:
     """Start a network with both kinds of rotations, and with inputs that drive its states little and without bias.
 
     Args:
         model: the network; its output layer is left as it is
         examples: sequences ``(length, batch, inputs)`` that show the mean and the spread of each input channel
         generator: source of the weights
+        length: number of steps over which the network is to remember
     """
     states, inputs = model.cell.out_features, model.inputs
     channels = examples.double().flatten(0, 1)
     std = channels.std(0).clamp_min(LEAST)
     normal = torch.randn(states, inputs, generator=generator, dtype=torch.float64)
-    forward = DRIVE * normal / (std * math.sqrt(inputs))
-    model.cell.weight.copy_(torch.cat([forward, rotations(states, generator)], 1))
+    forward = drive(length) * normal / (std * math.sqrt(inputs))
+    model.cell.weight.copy_(torch.cat([forward, rotations(states, generator, slow=slowest(length))], 1))
     model.cell.bias.copy_(-forward @ channels.mean(0))
 
 

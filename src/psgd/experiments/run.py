@@ -112,3 +112,8 @@ class Result:
 
 #: the results of one figure: by seed, then by label
 Results = Mapping[int, Mapping[str, Result]]
+
+
+def of_first_seed(results: Results) -> Mapping[str, Result]:
+    """Results of the first seed, which has all runs of a figure."""
+    return next(iter(results.values()))

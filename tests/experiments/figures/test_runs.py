@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from psgd.experiments.figures import fig3, fig5, fig6, fig7, fig8, fig9, rnn2d, rnn_suite
+from psgd.experiments.figures import fig3, fig5, fig6, fig7, fig8, fig9, rnn2d, rnn_long, rnn_suite
 
 
 def labels(module, seed: int, size: str = "full") -> set[str]:
@@ -46,7 +46,18 @@ def test_both_kinds_of_settings_of_the_recurrent_network_differ():
 
 def test_the_digit_reader_has_distortions_or_none():
     distorted, plain = rnn2d.FIGURE.runs(rnn2d.FIGURE.full, 0)
-    limits = ("shift", "degrees", "scale")
-    assert all(distorted.settings[name] > 0 for name in limits)
+    limits = {"shift", "degrees", "scale", "bend"}
+    assert sum(distorted.settings[name] > 0 for name in limits) >= 3
     assert not any(plain.settings[name] for name in limits)
-    assert {key for key, value in distorted.settings.items() if value != plain.settings[key]} == set(limits)
+    assert {key for key, value in distorted.settings.items() if value != plain.settings[key]} <= limits
+    bent, straight = rnn2d.FIGURE.runs(dict(rnn2d.FIGURE.full) | {"bend": 1.0}, 0)
+    assert (bent.settings["bend"], straight.settings["bend"]) == (1, 0)
+
+
+def test_twice_as_long_sequences_have_the_recipe_of_the_others():
+    suite, long = (module.FIGURE.runs(module.FIGURE.full, 0) for module in (rnn_suite, rnn_long))
+    ours = [dict(run.settings) for run in suite if run.label in rnn_suite.OURS]
+    assert [dict(run.settings) for run in long] == [settings | {"length": 200} for settings in ours]
+    assert [run.label for run in long] == rnn_suite.OURS
+    for size in ("quick", "full"):
+        assert getattr(rnn_long.FIGURE, size)["length"] == 2 * getattr(rnn_suite.FIGURE, size)["length"]

@@ -31,6 +31,9 @@ def reproduce(
         int | None,
         typer.Option(metavar="N", min=1, help="Number of seeds for each figure, instead of the figure's default."),
     ] = None,
+    first_seed: Annotated[
+        int, typer.Option(metavar="SEED", min=0, help="First seed; the others of a figure are the numbers after it.")
+    ] = 0,
     jobs: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Number of runs at the same time.", show_default="cores"),
@@ -54,6 +57,7 @@ def reproduce(
     Examples:
       psgd reproduce                         # all figures, a quarter of an hour on two cores
       psgd reproduce fig6 --full             # one figure at the size of the paper
+      psgd reproduce --first-seed 100        # all figures with other seeds
       psgd reproduce fig1 --json --quiet | jq '.figures[].claims[] | {name, holds}'
     """
     names = arguments.names(figures or ["all"], FIGURES, "'FIGURE'")
@@ -61,7 +65,7 @@ def reproduce(
     printer = Output(as_json=as_json, quiet=quiet)
     with arguments.writing(out):
         arguments.try_writing(out)
-    orders = [Order.of(FIGURES[name], full, seeds) for name in names]
+    orders = [Order.of(FIGURES[name], full, seeds, first_seed) for name in names]
     if any(order.figure.digits and order.unfinished(out, device) for order in orders):
         try:
             mnist.load(data, say=printer.progress.say)  # now, once for all processes

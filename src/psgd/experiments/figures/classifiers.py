@@ -15,7 +15,7 @@ from ..claim import Verdict
 from ..digits import train
 from ..drawing import plot
 from ..figure import Size
-from ..run import Result, Results, Run
+from ..run import Result, Results, Run, of_first_seed
 from ..training import label
 
 EIGHT = {label(method, lr): (method, lr) for method in ("SGD", "c1", "c2", "c3") for lr in (0.01, 0.1)}
@@ -95,8 +95,8 @@ def draw_of(loss: str, losses: tuple[float, float], errors: tuple[float, float])
     def draw(results: Results) -> Picture:
         picture = Picture(figsize=(10, 5), layout="constrained")
         left, right = picture.subplots(1, 2)
-        plot(left, results[0], "epoch", "loss", legend=False)
-        plot(right, results[0], "epoch", "error", legend=False)
+        plot(left, of_first_seed(results), "epoch", "loss", legend=False)
+        plot(right, of_first_seed(results), "epoch", "error", legend=False)
         picture.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
         for panel, limits in ((left, losses), (right, errors)):
             panel.set_yscale("log")

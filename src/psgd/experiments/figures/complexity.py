@@ -22,7 +22,7 @@ from ..costs import (
     measure_defaults,
 )
 from ..figure import Figure, Size, Table
-from ..run import Result, Results, Run
+from ..run import Result, Results, Run, of_first_seed
 
 #: largest ratio of a measured time to its floor
 CLOSE = 1.5
@@ -83,7 +83,7 @@ def arithmetic_share(result: Result) -> float:
 def draw(results: Results) -> Picture:
     picture = Picture(figsize=(9, 3.8), layout="constrained")
     for panel, label in zip(picture.subplots(1, 2), (RNN, MNIST), strict=True):
-        result = results[0][label]
+        result = of_first_seed(results)[label]
         names = ["SGD", *map(kind, reversed(EVERY))]
         values = [1000 * _seconds(result, name) for name in names]
         bars = panel.barh(names, values, color=["tab:orange"] + ["tab:blue"] * len(EVERY))
@@ -106,7 +106,7 @@ def tables(results: Results) -> list[Table]:
             f"{_seconds(result, kind(every)) / floor(result, every):.2f}",
             f"{update_share(result, every):.1%}",
         ]
-        for result in (results[0][RNN], results[0][MNIST])
+        for result in (of_first_seed(results)[RNN], of_first_seed(results)[MNIST])
         for every in EVERY
     ]
     columns = (

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure as Picture
 from ...diagnostics import preconditioned_eigenvalues
 from ..claim import Claim, Verdict
 from ..figure import Figure, Size
-from ..run import Result, Results, Row, Run
+from ..run import Result, Results, Row, Run, of_first_seed
 
 #: Hessian of −(0.75 θ₁² + 2.5 θ₁θ₂ + 0.75 θ₂²)
 H = ((-1.5, -2.5), (-2.5, -1.5))
@@ -37,7 +37,7 @@ def runs(size: Size, seed: int) -> list[Run]:
 def draw(results: Results) -> Picture:
     picture = Picture(figsize=(9, 4.8), layout="constrained")
     for panel, (letter, result) in zip(
-        picture.subplots(1, 2), zip("ab", results[0].values(), strict=True), strict=True
+        picture.subplots(1, 2), zip("ab", of_first_seed(results).values(), strict=True), strict=True
     ):
         _field(panel, result)
         low, high = result.column("eigenvalue")

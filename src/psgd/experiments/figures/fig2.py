@@ -14,7 +14,7 @@ from ..claim import Claim, Verdict
 from ..drawing import COLORS
 from ..figure import Figure, Size
 from ..hessians import SCENARIOS, N, hessian, pairs
-from ..run import Result, Results, Row, Run
+from ..run import Result, Results, Row, Run, of_first_seed
 from ..training import CRITERIA, NAMES
 
 MEASURES = ("spread gain", "mean |λ|", "noise gain")
@@ -58,7 +58,7 @@ def draw(results: Results) -> Picture:
     panels = picture.subplots(len(SCENARIOS), len(MEASURES), sharex=True)
     for number, (scenario, row) in enumerate(zip(SCENARIOS, panels, strict=True), 1):
         for measure, panel in zip(MEASURES, row, strict=True):
-            for result in results[0].values():
+            for result in of_first_seed(results).values():
                 values = result.column(f"{number}: {measure}")
                 color = COLORS[str(result.settings["method"])]
                 panel.semilogy(result.column("pairs"), values, color=color, linewidth=1.2, label=result.label)

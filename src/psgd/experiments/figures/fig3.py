@@ -17,7 +17,7 @@ from .. import equalizer
 from ..claim import Claim, Verdict, when
 from ..drawing import plot
 from ..figure import Figure, Size
-from ..run import Result, Results, Row, Run
+from ..run import Result, Results, Row, Run, of_first_seed
 from ..training import AS_IN_THE_PAPER, CRITERIA, averaged, label, losses
 
 EVERY = 100
@@ -95,7 +95,7 @@ def runs(size: Size, seed: int) -> list[Run]:
 def draw(results: Results) -> Picture:
     picture = Picture(figsize=(7, 4.5), layout="constrained")
     panel = picture.subplots()
-    plot(panel, results[0], "iteration", "ISI")
+    plot(panel, of_first_seed(results), "iteration", "ISI")
     panel.axhline(FLOOR, color="grey", linewidth=0.6)
     panel.set_yscale("log")
     panel.set_ylim(0.015, 10)

@@ -13,7 +13,7 @@ from .. import training, zebra
 from ..claim import Claim, Verdict
 from ..drawing import plot
 from ..figure import Figure, Size
-from ..run import Result, Results, Row, Run
+from ..run import Result, Results, Row, Run, of_first_seed
 from ..training import label
 
 EVERY = 100
@@ -67,7 +67,7 @@ def runs(size: Size, seed: int) -> list[Run]:
 def draw(results: Results) -> Picture:
     picture = Picture(figsize=(7, 5), layout="constrained")
     panel = picture.subplots()
-    plot(panel, results[0], "iteration", "loss", legend=False)
+    plot(panel, of_first_seed(results), "iteration", "loss", legend=False)
     panel.legend(fontsize="x-small", frameon=False, loc="upper right", ncols=2)
     panel.set_ylim(0, 1.1)
     panel.set_xlabel("mini-batches")

@@ -13,7 +13,7 @@ from ..claim import Claim, Verdict
 from ..drawing import COLORS, plot
 from ..figure import Figure, Size
 from ..recurrent import EVERY, RECOMMENDED, train
-from ..run import Result, Results, Run
+from ..run import Result, Results, Run, of_first_seed
 from ..training import label
 
 SOLVED = 0.01
@@ -53,7 +53,9 @@ def runs(size: Size, seed: int) -> list[Run]:
 def draw(results: Results) -> Picture:
     picture = Picture(figsize=(10, 4.2), layout="constrained")
     typical, seeds = picture.subplots(1, 2, sharey=True)
-    plot(typical, {name: result for name, result in results[0].items() if name != OURS}, "iteration", "loss")
+    plot(
+        typical, {name: result for name, result in of_first_seed(results).items() if name != OURS}, "iteration", "loss"
+    )
     typical.set_title("(a) the paper's settings", fontsize="medium")
     typical.set_ylabel("mean squared error")
     for by_label in results.values():

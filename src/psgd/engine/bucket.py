@@ -298,6 +298,11 @@ class Bucket:
             shape = (len(stack.blocks), *stack.group.dims)
             yield buffer[start : start + math.prod(shape)].view(shape)
 
+    @property
+    def has_kernels(self) -> bool:
+        """Whether kernels can go through all parameters, as they must in a recording."""
+        return all(ready(self.device, kernel) for kernel in TensorTable.kernels) and self.single and self.Q.recordable
+
     def find_table(self, like: Sequence[Tensor] | Mapping[int, Tensor], moves: bool) -> None:
         """Make the table of parameters that kernels read, if they can; anew when parameters lie elsewhere now.
 
@@ -305,9 +310,7 @@ class Bucket:
             like: by position the parameters, or tensors like them if others move these
             moves: whether kernels move the parameters
         """
-        if not all(ready(self.device, kernel) for kernel in TensorTable.kernels):
-            return
-        if not (self.single and self.Q.recordable):
+        if not self.has_kernels:
             return
         thetas = [as_real(like[i]) for i in self.positions]
         if self.table is None or not self.table.describes(thetas):

@@ -119,7 +119,7 @@ class PSGD(Optimizer):
             less time on the host. The temporary memory of a step then stays reserved. With ``Whitening`` it is at most
             1.5 times the memory of the state, otherwise about five times the memory of the parameters plus twice that
             of ``Q``. Steps are therefore not captured if state, gradients and pairs use more than a sixteenth of the
-            device's memory.
+            device's memory. If ranks share the blocks, the part of a step that a rank does alone is captured.
         error_if_nonfinite: raise ``FloatingPointError`` if a step would be skipped; the host then waits for the device
             at every step
         shard: process group or device mesh whose ranks share the blocks. Each rank keeps ``Q`` and averages of its own

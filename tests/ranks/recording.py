@@ -58,11 +58,13 @@ def another_group(optimizer: PSGD, params: list[Tensor], step: int) -> None:
 
 
 def a_group_rests(optimizer: PSGD, params: list[Tensor], step: int) -> None:
-    """A group with a bucket of its own on each rank, without gradients at every third step."""
+    """Two groups, each with a bucket of its own on each rank: of three steps, one for both and one for each."""
     if step == 0:
         another_group(optimizer, params, 8)
     for p in optimizer.param_groups[-1]["params"]:
         p.grad = None if step % 3 == 2 else torch.sin(step + p.detach())
+    for p in params if step % 3 == 1 else ():
+        p.grad = None
 
 
 def momentum_off_and_on(optimizer: PSGD, params: list[Tensor], step: int) -> None:

@@ -274,8 +274,10 @@ def _owns(group: Mapping[str, Sequence[Tensor]], optimizer: PSGD, stack: Stack) 
 def step() -> Figure:
     """Functions that a step calls, one after the other, with the package of each and what it computes."""
     figure, axis = _empty(6.4, 5.2, (0, 128), (0, 102))
-    _box(axis, 3, 1, 124, 55, "", "#fafafa", edge="0.6")
+    _box(axis, 3, 19.5, 124, 36.5, "", "#fafafa", edge="0.6")
     axis.text(125.5, 54.3, "PSGD._advance(work)", ha="right", va="top", color="0.25", fontsize=8)
+    _box(axis, 3, 1, 124, 17.5, "", "#fafafa", edge="0.6")
+    axis.text(125.5, 5.5, "PSGD._move(work, directions)", ha="right", va="top", color="0.25", fontsize=8)
     _box(axis, 5, 20.5, 120, 29.5, "", "white", edge="0.6")
     axis.text(123.5, 48.6, "for each bucket", ha="right", va="top", color="0.25", fontsize=8)
     rows = [
@@ -283,7 +285,7 @@ def step() -> Figure:
         (86.5, 3, "probes", "measure: probe(closure, …)", "loss, gradients g, pairs (δθ, δg) if Q is due"),
         (78, 3, "ranks", "ranks.gather(grads, pairs, params)", "whole gradients of this rank's blocks"),
         (69.5, 3, "state", "store.buckets(grads)", "buckets whose blocks have gradients"),
-        (61, 3, "engine", "recorder.run(work, …, _advance)", "calls _advance, or replays a recording of it"),
+        (61, 3, "engine", "recorder.run(work, …)", "calls _advance and _move, or replays recordings"),
         (41, 7, "engine", "bucket.average_(grads, β, ok)", "m ← β m + (1 − β) g"),
         (32, 7, "probes", "probe.fit_(bucket.Q, measured, …)", "Q ← (I − μ ∇E / ‖∇E‖) Q"),
         (23, 7, "engine", "bucket.precondition(m, …)", "d = QᵀQ m, if fit_ returned none"),

@@ -111,6 +111,7 @@ class Recording:
 class Emulated(Graphs):
     """Recordings of one optimizer. ``count`` is the number of its steps that were recorded or replayed."""
 
+    worthwhile = True
     #: of all optimizers
     total: ClassVar[Counter[str]] = Counter()
 
@@ -120,14 +121,15 @@ class Emulated(Graphs):
 
     def _record(self, key, function) -> bool:
         with Log() as log:
-            function()
-        self._keep(key, Recording(log.done))
+            result = function()
+        self._keep(key, Recording(log.done), result)
         return True
 
-    def __call__(self, key, function) -> None:
-        super().__call__(key, function)
+    def __call__(self, key, function):
+        result = super().__call__(key, function)
         self.count += key in self
         self.total["replays"] += key in self
+        return result
 
     @property
     def remembered(self) -> int:
@@ -155,17 +157,11 @@ def subtract_(
 
 
 @kernel
-def _lengths(self: TensorTable, sources: Addresses, lengths: torch.Tensor, has_zeros: torch.Tensor) -> None:
+def lengths(self: TensorTable, sources: Addresses, lengths: torch.Tensor, has_zeros: torch.Tensor) -> None:
     for b, (address, (_, numel, *_)) in enumerate(zip(sources.place.tolist(), blocks_of(self), strict=True)):
         x = at(address, numel, self.dtype)
         lengths[b] = torch.linalg.vector_norm(x, dtype=lengths.dtype)
         has_zeros[b] = (x == 0).sum() >= self.smallest[b]
-
-
-def lengths(self: TensorTable, sources: Addresses, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    results = torch.empty(len(self.blocks), dtype=dtype), torch.empty(len(self.blocks), dtype=torch.bool)
-    _lengths(self, sources, *results)
-    return results
 
 
 @kernel

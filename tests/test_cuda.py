@@ -5,10 +5,16 @@ from __future__ import annotations
 import copy
 import gc
 import io
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from psgd import (
     PSGD,
@@ -436,6 +442,97 @@ def test_parameters_of_all_kinds_are_recorded(probe):
     plain = train(False)
     assert all(map(torch.equal, recorded, plain))
     assert all(torch.isfinite(p).all() for p in recorded)
+
+
+def test_parameters_that_never_have_gradients_do_not_keep_others_from_being_recorded():
+    def train(cuda_graph: bool) -> list[torch.Tensor]:
+        model = model_on("cuda")
+        model[3].requires_grad_(False)
+        optimizer = PSGD(model.parameters(), lr=0.01, probe=Whitening(), cuda_graph=cuda_graph)
+        go(model, optimizer, 0, 30)
+        return weights(model)
+
+    with graphs_made() as made:
+        recorded = train(True)
+    assert len(made[-1]) > 0
+    assert all(map(torch.equal, recorded, train(False)))
+
+
+@pytest.fixture(params=["nccl", "cpu:gloo,cuda:nccl"])
+def group_of_one(request, tmp_path) -> Iterator[Any]:
+    """Process group whose only rank is this process."""
+    if not dist.is_nccl_available():
+        pytest.skip("needs NCCL")
+    torch.cuda.set_device(0)
+    place = f"file://{tmp_path / 'store'}"
+    dist.init_process_group(request.param, init_method=place, rank=0, world_size=1, device_id=torch.device("cuda", 0))
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", ["shard", "fully_shard"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_norm": 0.5, "weight_decay": 0.1}, {"momentum": 0.0}, {"update_every": 3}, {"adapt_lr": 0.1}],
+    ids=str,
+)
+@pytest.mark.parametrize("probe", [Whitening(), FiniteDifference()], ids=repr)
+def test_ranks_record_what_they_do_alone(group_of_one, kind, options, probe):
+    """Also while the step size changes, where a step is skipped, or a checkpoint is loaded."""
+
+    def train(kind: str | None, cuda_graph: bool) -> tuple[list[torch.Tensor], PSGD, list[Any]]:
+        model, more = model_on("cuda", torch.float64), {}
+        if kind == "fully_shard":
+            fully_shard(model, mesh=init_device_mesh("cuda", (1,)))
+        elif kind == "shard":
+            more = {"shard": group_of_one}
+        numbers = {"lr": 0.01, "max_rms": 1.1, **options, **more}
+        optimizer = PSGD(model.parameters(), probe=probe, cuda_graph=cuda_graph, **numbers)
+        with graphs_made() as made:
+            go(model, optimizer, 0, 40)
+            optimizer.param_groups[0]["lr"] = torch.tensor(torch.nan, device="cuda")
+            go(model, optimizer, 40, 41)
+            for step in range(41, 50):
+                optimizer.param_groups[0]["lr"] = 0.01 / step
+                go(model, optimizer, step, step + 1)
+            optimizer.load_state_dict(optimizer.state_dict())
+            go(model, optimizer, 50, 70)
+        whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
+        return [p.detach().clone() for p in whole], optimizer, made
+
+    recorded, optimizer, made = train(kind, True)
+    assert len(made) == 2
+    assert all(len(graphs) >= 2 for graphs in made)  # lengths of gradients, and directions
+    assert int(next(iter(optimizer.state.values()))["skipped"]) == 1
+    launched, other, made = train(kind, False)
+    assert all(len(graphs) == 0 for graphs in made)
+    assert all(map(torch.equal, recorded, launched))
+    for mine, theirs in zip(optimizer.state.values(), other.state.values(), strict=True):
+        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    alone, _, _ = train(None, True)
+    for mine, theirs in zip(recorded, alone, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_recordings_of_ranks_keep_one_copy_of_directions(group_of_one):
+    """However many recordings there are, as each leaves its directions behind."""
+    reserved = []
+    for numbers in (1, 6):
+        gc.collect()
+        torch.cuda.empty_cache()
+        params = [torch.randn(1024, 1024, device="cuda", requires_grad=True) for _ in range(8)]
+        optimizer = PSGD(params, lr=0.01, probe=Whitening(), shard=group_of_one)
+        before = torch.cuda.memory_allocated()
+        for step in range(60):
+            optimizer.param_groups[0]["momentum"] = 0.9 - 0.1 * (step % numbers)  # each value is another recording
+            for p in params:
+                p.grad = torch.randn_like(p)
+            optimizer.step()
+            optimizer.zero_grad()
+        reserved.append(torch.cuda.memory_allocated() - before)
+        del optimizer, params
+    size = 8 * 4 * 1024**2
+    assert reserved[1] - reserved[0] < size / 2
 
 
 def test_a_step_that_cannot_be_recorded_is_taken_anyway(monkeypatch):

@@ -292,10 +292,11 @@ def on_graphs(wanted: Callable[[str], bool]) -> Iterator[tuple[str, Record]]:
 
 def on_ranks(wanted: Callable[[str], bool]) -> Iterator[tuple[str, Record]]:
     """Two and four ranks; on four, most structures with a few variants only, as processes wait for each other."""
+    from tests.processes import imported_before
     from tests.ranks.ranks import Ranks
 
     structures = ("Kronecker()", "Dense()", "Kronecker(inverse_free=False)", "Diagonal()")
-    ranks = Ranks()
+    ranks = Ranks(imported_before())
     try:
         for size, kind, structure in product((2, 4), ("ddp", "ddp, shared", "fsdp"), structures):
             few = size == 4 and structure != "Kronecker()"

@@ -967,6 +967,23 @@ MUTANTS = [
         ("autograd is not told", "        torch.autograd.graph.increment_version(changed)\n", ""),
     ),
     *of(
+        "engine/recorder.py",
+        "ranks/test_recorded.py::test_changes_between_steps",
+        (
+            "a recording of ranks looks at flags of its own",
+            '(ok,) = graphs.hold("ok", [work.ok[device]], torch.bool)',
+            '(ok,) = graphs.hold("ok", [finite[0]], torch.bool)',
+        ),
+        ("ranks do not agree on lengths", "agree([*work.flags, *finite])", "agree(work.flags)"),
+        ("lengths of some buckets are those of others", '("lengths", tables, aligned)', '("lengths", aligned)'),
+    ),
+    *of(
+        "state/resting.py",
+        "state/test_resting.py",
+        ("blocks are stacked again and again", "self._patience *= 2", "pass"),
+        ("one step is enough", "or self._times < self._patience", ""),
+    ),
+    *of(
         "engine/graphs.py",
         "engine/test_graphs.py",
         (

@@ -12,7 +12,7 @@ from torch.optim.optimizer import ParamsT
 
 from .blocks import Blocks, PerTensor
 from .criteria import Criterion, c3
-from .engine import Motion, Recorder, Room, Stack, Work, flags, without_autocast
+from .engine import Direction, Motion, Recorder, Stack, Work, flags, without_autocast
 from .groups import Kronecker, Structure
 from .normalize import Normalization
 from .ops.agreement import Fact, compare
@@ -119,7 +119,7 @@ class PSGD(Optimizer):
             less time on the host. The temporary memory of a step then stays reserved. With ``Whitening`` it is at most
             1.5 times the memory of the state, otherwise about five times the memory of the parameters plus twice that
             of ``Q``. Steps are therefore not captured if state, gradients and pairs use more than a sixteenth of the
-            device's memory.
+            device's memory. If ranks share the blocks, the part of a step that a rank does alone is captured.
         error_if_nonfinite: raise ``FloatingPointError`` if a step would be skipped; the host then waits for the device
             at every step
         shard: process group or device mesh whose ranks share the blocks. Each rank keeps ``Q`` and averages of its own
@@ -232,7 +232,7 @@ class PSGD(Optimizer):
         self._store = Store(self.preconditioner, self.blocks, self.precond_dtype, self.normalize, ranks)
         fixed = [name for name in options.NAMES if name not in ("lr", "seed")]
         self._closure_checks, self._skip_check = ClosureChecks(), SkipCheck()
-        self._recorder = Recorder(self.cuda_graph, ranks.recordable, fixed)
+        self._recorder = Recorder(self.cuda_graph, ranks.sends, fixed)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -255,17 +255,17 @@ class PSGD(Optimizer):
             work = work_of(sample, self.probe, store, ranks)
             for observe in self.observers:
                 observe(int(store.clock), sample.evaluation, work.grads.by_position)
-            self._recorder.run(work, self.probe, self.criterion, store.params, self._agree, self._advance)
+            self._recorder.run(work, self.probe, self.criterion, store.params, self._agree, self._advance, self._move)
         store.clock += 1
         if self.tells_skipped:
             self._skip_check(store.skipped)
         return sample.evaluation.loss
 
-    def _advance(self, work: Work) -> None:
-        """Update averages and ``Q``, and move the parameters: all of a step that the device does alone."""
+    def _advance(self, work: Work) -> list[Direction]:
+        """Update averages and ``Q`` of the blocks of this rank, and find their directions: nothing is sent."""
         directions = []
         for bucket in work.buckets:
-            own, ok, room = work.groups[bucket.group], work.ok[bucket.device], Room(bucket)
+            own, ok, room = work.groups[bucket.group], work.ok[bucket.device], work.room(bucket)
             with bucket.updating(fits := bucket.group in work.due):
                 limit = work.limit_(bucket, own["clip_outliers"], ok)
                 m = bucket.average_(work.grads, own["momentum"], limit, ok)  # m ← β m + (1 − β) g
@@ -282,6 +282,10 @@ class PSGD(Optimizer):
                     d = bucket.precondition(m, own["update_every"] > 1, room)
                 pace = bucket.pace_(d, m, work.grads, own, limit, ok) if own["adapt_lr"] else None
                 directions.append(bucket.direction(d, own, limit, fits, ok, room, pace))
+        return directions
+
+    def _move(self, work: Work, directions: list[Direction]) -> None:
+        """Move the parameters along the directions of all ranks, if all of them are finite."""
         motion = Motion(work.buckets, directions, work.groups, self._ranks.length)  # lr, less where steps are limited
         ok_everywhere = self._agree([*work.ok.values(), *motion.is_finite()])
         for device, count in self._store.skipped.items():

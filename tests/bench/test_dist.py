@@ -61,7 +61,8 @@ def test_as_many_processes_as_there_are_gpus(monkeypatch):
     assert [task.label for task in dist.tasks(Plan())][:3] == ["DDP, 1 process", "DDP, 2 processes", "DDP, 4 processes"]
     assert len(dist.tasks(Plan())) == 9
     monkeypatch.setattr(dist.torch.cuda, "device_count", lambda: 2)
-    assert [task.settings["size"] for task in dist.tasks(Plan("cuda"))] == [1, 2] * 3
+    assert [task.settings["size"] for task in dist.tasks(Plan("cuda"))] == [1, 2] * 6
+    assert {task.settings["vocabulary"] for task in dist.tasks(Plan("cuda"))} == {dist.MANY_WORDS}
     assert {task.settings["shape"] for task in dist.tasks(Plan("cuda"))} == {dist.LARGE}
     assert {task.settings["shape"] for task in dist.tasks(Plan(quick=True))} == {dist.TINY}
     assert {task.limit for task in dist.tasks(Plan(limit=7))} == {7}

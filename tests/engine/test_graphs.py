@@ -37,3 +37,14 @@ def test_numbers_stay_at_their_places():
     second = graphs.hold("lr", [0.3, torch.tensor([0.4])], torch.float64)
     assert [place.data_ptr() for place in first] == [place.data_ptr() for place in second]
     assert [float(place) for place in second] == pytest.approx([0.3, 0.4])
+
+
+def test_the_result_of_a_recording_is_where_it_was():
+    graphs = Emulated(torch.device("cpu"), 0)
+    source = torch.zeros(3)
+    found = []
+    for step in range(6):
+        source.fill_(step)
+        found.append(graphs("key", lambda: source + 1))
+        assert torch.equal(found[-1], source + 1)
+    assert all(result is found[-1] for result in found[2:])

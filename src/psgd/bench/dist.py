@@ -10,6 +10,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,26 +29,34 @@ from .timing import milliseconds
 
 SIZES = (1, 2, 4)
 PLAIN, SHARED, FSDP = "DDP", "DDP, shared", "FSDP2"
+KINDS = (PLAIN, SHARED, FSDP)
+#: end of the name of a kind whose steps are not captured as CUDA graphs, for GPUs
+LAUNCHED = ", no graphs"
 STYLES = {PLAIN: (BASELINE, "-"), SHARED: (OURS, "-"), FSDP: ("tab:green", "--")}
+STYLES |= {kind + LAUNCHED: (color, ":") for kind, (color, _) in STYLES.items()}
 
 #: models for a GPU, for a CPU, and for a first look; all processes together have 16 windows of text
 LARGE = Shape(layers=12, heads=12, width=768, context=256, batch=16, dropout=0.0)
 SMALL = Shape(layers=4, heads=4, width=128, context=32, batch=16, dropout=0.0)
 TINY = Shape(layers=2, heads=2, width=64, context=16, batch=16, dropout=0.0)
 VOCABULARY = 512
+#: vocabulary of the large model, which then has the shapes of GPT-2 with 124 million parameters
+MANY_WORDS = 50304
 
 #: measured numbers: a whole step of training, the optimizer's part of it, and bytes of its state
 STEP, OPTIMIZER, MOST, ALL = "step", "optimizer", "most bytes", "all bytes"
 
 
-def work(*, kind: str, size: int, shape: Shape, device: str, repeat: int) -> Iterator[Row]:
+def work(
+    *, kind: str, size: int, shape: Shape, device: str, repeat: int, vocabulary: int = VOCABULARY
+) -> Iterator[Row]:
     """Yield one row, measured by ``size`` processes; times are those of the slowest."""
     context = multiprocessing.get_context("spawn")
     pipes: list[Connection] = []
     with tempfile.TemporaryDirectory(prefix="psgd-bench-") as folder:
         for rank in range(size):
             ours, theirs = context.Pipe(duplex=False)
-            settings = (kind, rank, size, shape, device, repeat)
+            settings = (kind, rank, size, shape, device, repeat, vocabulary)
             # These end with this process: its whole group is killed when it is done.
             context.Process(target=_serve, args=(theirs, Path(folder, "store"), settings), daemon=True).start()
             theirs.close()
@@ -74,7 +83,7 @@ def work(*, kind: str, size: int, shape: Shape, device: str, repeat: int) -> Ite
     }
 
 
-def _serve(pipe: Connection, store: Path, settings: tuple[str, int, int, Shape, str, int]) -> None:
+def _serve(pipe: Connection, store: Path, settings: tuple[str, int, int, Shape, str, int, int]) -> None:
     try:
         pipe.send(_measured(store, *settings))
     except BaseException as error:
@@ -82,7 +91,9 @@ def _serve(pipe: Connection, store: Path, settings: tuple[str, int, int, Shape, 
         pipe.send(traceback.format_exception_only(type(error), error)[-1].strip())
 
 
-def _measured(store: Path, kind: str, rank: int, size: int, shape: Shape, device: str, repeat: int) -> Row:
+def _measured(
+    store: Path, kind: str, rank: int, size: int, shape: Shape, device: str, repeat: int, vocabulary: int
+) -> Row:
     """Measure in the process of a rank."""
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high")
@@ -99,8 +110,8 @@ def _measured(store: Path, kind: str, rank: int, size: int, shape: Shape, device
         device_id=torch.device(device) if cuda else None,
     )
     torch.manual_seed(0)
-    model, optimizer = _divided(GPT(VOCABULARY, shape).to(device), kind)
-    x, y = torch.randint(VOCABULARY, (2, shape.batch, shape.context)).to(device).tensor_split(size, 1)[rank]
+    model, optimizer = _divided(GPT(vocabulary, shape).to(device), kind)
+    x, y = torch.randint(vocabulary, (2, shape.batch, shape.context)).to(device).tensor_split(size, 1)[rank]
 
     def gradient() -> None:
         optimizer.zero_grad()
@@ -115,7 +126,7 @@ def _measured(store: Path, kind: str, rank: int, size: int, shape: Shape, device
         dist.barrier()  # waiting for others is not counted
 
     # The same number on all ranks, which wait for each other in every step. On a GPU the first ones compile and record.
-    warmup = 20 if cuda else 2
+    warmup = 50 if cuda else 2
     row = {
         STEP: median(milliseconds(step, device, repeat=repeat, warmup=warmup, before=dist.barrier)),
         OPTIMIZER: median(milliseconds(optimizer.step, device, repeat=repeat, warmup=1, before=together)),
@@ -129,6 +140,8 @@ def _measured(store: Path, kind: str, rank: int, size: int, shape: Shape, device
 
 def _divided(model: GPT, kind: str) -> tuple[nn.Module, PSGD]:
     """Model as users wrap it, and its optimizer."""
+    options: dict[str, Any] = {"probe": Whitening(), "cuda_graph": not kind.endswith(LAUNCHED)}
+    kind = kind.removesuffix(LAUNCHED)
     if kind == FSDP:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -136,20 +149,21 @@ def _divided(model: GPT, kind: str) -> tuple[nn.Module, PSGD]:
         mesh = init_device_mesh(model.tokens.weight.device.type, (dist.get_world_size(),))
         for part in (*model.layers, model):
             fully_shard(part, mesh=mesh)
-        return model, PSGD(model.parameters(), 1e-4, probe=Whitening())
+        return model, PSGD(model.parameters(), 1e-4, **options)
     wrapped = nn.parallel.DistributedDataParallel(model)
     shard = dist.group.WORLD if kind == SHARED else None
-    return wrapped, PSGD(wrapped.parameters(), 1e-4, probe=Whitening(), shard=shard)
+    return wrapped, PSGD(wrapped.parameters(), 1e-4, shard=shard, **options)
 
 
 def tasks(plan: Plan) -> list[Task]:
     """Tasks of a plan, with one process for each GPU."""
     sizes = [size for size in SIZES if size <= torch.cuda.device_count()] if plan.cuda else SIZES
     shape = TINY if plan.quick else LARGE if plan.cuda else SMALL
-    settings = {"shape": shape, "device": plan.device, "repeat": 5 if plan.quick else 10}
+    settings: dict[str, Any] = {"shape": shape, "device": plan.device, "repeat": 5 if plan.quick else 10}
+    settings["vocabulary"] = MANY_WORDS if shape is LARGE else VOCABULARY
     return [
         Task(_label(kind, size), work, {"kind": kind, "size": size, **settings}, plan.limit or 300.0)
-        for kind in STYLES
+        for kind in (STYLES if plan.cuda else KINDS)
         for size in sizes
     ]
 
@@ -199,7 +213,8 @@ BENCHMARK = Benchmark(
     "A GPT on several processes",
     "A step of training by DDP where each process keeps and fits all of Q, by DDP where they share its blocks "
     "(shard=), and by FSDP2, where they always do. All see parts of one mini-batch, however many they are. Over gloo, "
-    "with one thread each, on a CPU, where times grow if it has fewer cores; over NCCL, with one GPU each, on GPUs.",
+    "with one thread each, on a CPU, where times grow if it has fewer cores; over NCCL, with one GPU each, on GPUs, "
+    "where steps are also measured without CUDA graphs.",
     tasks,
     table,
     draw,

@@ -298,15 +298,24 @@ class Bucket:
             shape = (len(stack.blocks), *stack.group.dims)
             yield buffer[start : start + math.prod(shape)].view(shape)
 
-    def find_table(self, params: Sequence[Tensor]) -> None:
-        """Make the table of parameters that kernels read, if they can; anew when parameters lie elsewhere now."""
-        if not all(ready(self.device, kernel) for kernel in TensorTable.kernels):
+    @property
+    def has_kernels(self) -> bool:
+        """Whether kernels can go through all parameters, as they must in a recording."""
+        return all(ready(self.device, kernel) for kernel in TensorTable.kernels) and self.single and self.Q.recordable
+
+    def find_table(self, like: Sequence[Tensor] | Mapping[int, Tensor], moves: bool) -> None:
+        """Make the table of parameters that kernels read, if they can; anew when parameters lie elsewhere now.
+
+        Args:
+            like: by position the parameters, or tensors like them if others move these
+            moves: whether kernels move the parameters
+        """
+        if not self.has_kernels:
             return
-        thetas = [as_real(params[i]) for i in self.positions]
-        same = self.table is not None and [theta.data_ptr() for theta in thetas] == self.table.pointers
-        if not same or not all(theta.is_contiguous() for theta in thetas):
+        thetas = [as_real(like[i]) for i in self.positions]
+        if self.table is None or not self.table.describes(thetas):
             # While someone records a CUDA graph, nothing can be sent to the device.
-            self.table = None if torch.cuda.is_current_stream_capturing() else new_table(self, thetas)
+            self.table = None if torch.cuda.is_current_stream_capturing() else new_table(self, thetas, moves)
 
     def can_read(self, tensors: Mapping[int, Tensor]) -> bool:
         """Whether kernels can read tensors: as many numbers of the same dtype as each parameter, on the same device."""

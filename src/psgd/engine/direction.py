@@ -15,11 +15,16 @@ if TYPE_CHECKING:
 
 
 class Room:
-    """Buffer for ``P g`` of all stacks of a bucket, made when first asked for; only if one kernel then moves all."""
+    """Buffer for ``P g`` of all stacks of a bucket, made when first asked for; only if kernels go through all of them.
 
-    def __init__(self, bucket: Bucket) -> None:
+    Args:
+        bucket: the bucket
+        buffer: buffer that is there already, or None
+    """
+
+    def __init__(self, bucket: Bucket, buffer: Tensor | None = None) -> None:
         self.bucket = bucket
-        self.buffer: Tensor | None = None
+        self.buffer = buffer
 
     def outs(self) -> list[Tensor | None]:
         """Part of each stack, or None."""

@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from ..notice import warn
+
+#: result of a function
+T = TypeVar("T")
 
 #: number of ordinary calls before a recording: libraries set themselves up, and options may still change
 WARM_UP = 2
@@ -23,9 +26,10 @@ LARGE = 1 / 16
 
 
 class Graphs:
-    """Functions without arguments and results, each recorded under a key once it has been called a few times.
+    """Functions without arguments, each recorded under a key once it has been called a few times.
 
     All memory they read and write must stay where it is. What they need meanwhile stays reserved, once for all of them.
+    Their results are kept with the recordings. They hold until the next replay: another recording may use their memory.
 
     Args:
         device: a CUDA device
@@ -36,7 +40,8 @@ class Graphs:
         self.device = device
         self.nbytes = nbytes
         self._seen: Counter[Hashable] = Counter()
-        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        #: recordings with the results of their functions
+        self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self._pool: Any = None
         self._held: dict[str, list[tuple[Any, Tensor]]] = {}
 
@@ -66,19 +71,19 @@ class Graphs:
         self._held[name] = held
         return [place for _, place in held]
 
-    def __call__(self, key: Hashable, function: Callable[[], None]) -> None:
-        """Call the function, or replay what it did under that key."""
+    def __call__(self, key: Hashable, function: Callable[[], T]) -> T:
+        """Result of the function: it is called, or what it did under that key is replayed."""
         if key not in self._graphs:
             self._seen[key] += 1
             if self._seen[key] <= WARM_UP or not self._record(key, function):
                 while len(self._seen) > MOST:  # of keys that come once, as in a schedule, none is recorded
                     del self._seen[next(iter(self._seen))]
-                function()
-                return
-        graph = self._graphs[key] = self._graphs.pop(key)  # now the last to be dropped
+                return function()
+        graph, result = self._graphs[key] = self._graphs.pop(key)  # now the last to be dropped
         graph.replay()
+        return cast("T", result)
 
-    def _record(self, key: Hashable, function: Callable[[], None]) -> bool:
+    def _record(self, key: Hashable, function: Callable[[], Any]) -> bool:
         """Whether there is a recording now. Nothing has been done yet, so if not, it can be done as usual."""
         if not self.worthwhile:
             return False
@@ -86,10 +91,11 @@ class Graphs:
         side = capture_stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         error: BaseException | None = None
+        result: Any = None
         with torch.cuda.stream(side), without_garbage_collection():
             try:
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                function()
+                result = function()
             except BaseException as e:
                 error = e
             try:
@@ -104,11 +110,11 @@ class Graphs:
             return False
         torch.cuda.current_stream(self.device).wait_stream(side)
         self._pool = graph.pool()
-        self._keep(key, graph)
+        self._keep(key, graph, result)
         return True
 
-    def _keep(self, key: Hashable, graph: torch.cuda.CUDAGraph) -> None:
-        self._graphs[key] = graph
+    def _keep(self, key: Hashable, graph: torch.cuda.CUDAGraph, result: Any) -> None:
+        self._graphs[key] = graph, result
         del self._seen[key]
         while len(self._graphs) > MOST:
             del self._graphs[next(iter(self._graphs))]

@@ -91,7 +91,7 @@ class MostOfBucket(Bucket):
         self.Q, self.positions, self.numel, self.ones = whole.Q, whole.positions, whole.numel, whole.ones
         self._among = division
 
-    def find_table(self, params: object) -> None:
+    def find_table(self, like: object, moves: bool) -> None:
         """No table: kernels go through all parameters, and some of them stay where they are."""
 
     @contextmanager
@@ -130,7 +130,7 @@ class SomeOfBucket(Bucket):
         ]
         super().__init__([part for _, _, part in self.taken], whole.group, whole.structure, whole.normalize)
 
-    def find_table(self, params: object) -> None:
+    def find_table(self, like: object, moves: bool) -> None:
         """No table: its copies are elsewhere at every step."""
 
     @contextmanager

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,31 +18,17 @@ from ..ops.triton import ready
 from ..probes import Probe
 from . import flags
 from .bucket import Bucket
+from .direction import Direction
 from .graphs import Graphs
+from .recordings import Recordings
 from .tensors import PairsAtAddresses, TensorsAtAddresses
 from .work import Work
 
-#: all of a step that the device does alone
-Advance = Callable[[Work], None]
-
-
-@dataclass
-class _Recordings:
-    """Recordings of steps of some buckets, and the addresses that these read."""
-
-    buckets: set[Bucket]
-    graphs: Graphs
-    #: by the name of the tensors, and the buckets they are for
-    tensors: dict[tuple[str, tuple[Bucket, ...]], TensorsAtAddresses] = field(default_factory=dict)
-
-    def at_addresses(
-        self, name: str, buckets: tuple[Bucket, ...], by_position: Mapping[int, Tensor]
-    ) -> TensorsAtAddresses:
-        """Tensors of some buckets, by their present addresses; always the same arrays of addresses."""
-        if (name, buckets) not in self.tensors:
-            self.tensors[name, buckets] = TensorsAtAddresses(buckets)
-        self.tensors[name, buckets].point(by_position)
-        return self.tensors[name, buckets]
+T = TypeVar("T")
+#: the part of a step that a rank does alone: averages, ``Q``, and the directions of its own blocks
+Advance = Callable[[Work], list[Direction]]
+#: the rest of a step, in which ranks may send each other something: moves the parameters along the directions
+Move = Callable[[Work, list[Direction]], None]
 
 
 class Recorder:
@@ -50,14 +36,15 @@ class Recorder:
 
     Args:
         enabled: whether steps are recorded; without it the same work is launched from the host
-        tables: whether kernels may go through all parameters, as they must in a recording
+        sends: whether ranks send each other something in a step. Then the lengths of gradients are one recording, what
+            a rank does alone is another, and between and after them the host lets the ranks communicate.
         options: names of the numbers of a param group that a recording depends on
     """
 
-    def __init__(self, enabled: bool, tables: bool, options: Iterable[str]) -> None:
-        self.enabled, self.tables = enabled, tables
+    def __init__(self, enabled: bool, sends: bool, options: Iterable[str]) -> None:
+        self.enabled, self.sends = enabled, sends
         self.options = tuple(options)
-        self._recordings: _Recordings | None = None
+        self._recordings: Recordings | None = None
 
     def run(
         self,
@@ -67,25 +54,27 @@ class Recorder:
         params: Sequence[Tensor],
         agree: Callable[[list[Tensor]], Flags],
         advance: Advance,
+        move: Move,
     ) -> None:
-        """Advance, or replay what advancing did.
+        """Advance and move, or replay what that did.
 
         Args:
             work: what the step does
             probe: fits ``Q``
             criterion: what ``Q`` is fitted to
             params: all parameters
-            agree: makes one decision from flags, for each device
-            advance: all of a step that the device does alone
+            agree: makes one decision from flags, for each device, the same on all ranks
+            advance: part of a step that a rank does alone
+            move: rest of the step
         """
-        for bucket in work.buckets if self.tables else ():
-            bucket.find_table(params)
+        for bucket in work.buckets:
+            bucket.find_table(work.grads.by_position if self.sends else params, moves=not self.sends)
         given = self._readable(work, probe, criterion)
         if given is None:
             work.ok = agree([*work.flags, *work.find_lengths()])
-            advance(work)
+            move(work, advance(work))
         else:
-            self._replay(work, given, probe, criterion, advance, params)
+            self._replay(work, given, probe, criterion, params, agree, advance, move)
 
     def _readable(self, work: Work, probe: Probe, criterion: Criterion) -> dict[str, dict[int, Tensor]] | None:
         """Tensors whose addresses a recorded step has to know, if this step can be one; else None.
@@ -119,8 +108,10 @@ class Recorder:
         given: Mapping[str, Mapping[int, Tensor]],
         probe: Probe,
         criterion: Criterion,
-        advance: Advance,
         params: Sequence[Tensor],
+        agree: Callable[[list[Tensor]], Flags],
+        advance: Advance,
+        move: Move,
     ) -> None:
         """Advance by a recorded step, once there is one, or by the step that would be recorded.
 
@@ -131,11 +122,12 @@ class Recorder:
             given: what ``_readable`` returned
             probe: fits ``Q``
             criterion: what ``Q`` is fitted to
-            advance: all of a step that the device does alone
             params: all parameters
+            agree: makes one decision from flags, for each device, the same on all ranks
+            advance: part of a step that a rank does alone
+            move: rest of the step
         """
         buckets = work.buckets
-        device = buckets[0].device
         due = tuple(bucket for bucket in buckets if bucket.group in work.due)
         recordings = self._of(work, probe)
         tensors = {
@@ -146,8 +138,6 @@ class Recorder:
             bucket.find_averages()
         graphs = recordings.graphs
         rates = graphs.hold("lr", [group["lr"] for group in work.groups], torch.float64)
-        so_far = flags.agree(work.flags, [device])[device] if work.flags else True
-        (before,) = graphs.hold("ok", [so_far], torch.bool)
         recorded = replace(
             work,
             grads=tensors["grads"],
@@ -156,23 +146,22 @@ class Recorder:
         )
         kept = tuple(bucket not in due and bucket.Q.keeps_P() for bucket in buckets)
 
-        def step() -> None:
+        def alone() -> list[Direction]:
             for bucket, keeps in zip(buckets, kept, strict=True):
                 if not keeps:  # a recording forms P of all factors of a bucket, or of none
                     bucket.Q.forget_P()
-            recorded.ok = {device: reduce(torch.logical_and, recorded.find_lengths(), before)}
-            advance(recorded)
+            return advance(recorded)
 
         # Neither kernels nor recordings tell autograd that tensors change. Before, so that an interrupt comes too late.
-        changed = [params[i] for bucket in buckets for i in bucket.positions]
+        changed = [] if self.sends else [params[i] for bucket in buckets for i in bucket.positions]
         changed += [buffer for bucket in due for stack in bucket.stacks for buffer in stack.group.buffers().values()]
         torch.autograd.graph.increment_version(changed)
         key = (kept, tuple(sorted(work.due.items())), *self._key(recorded, tensors.values(), probe, criterion))
         try:
-            if self.enabled:
-                graphs(key, step)
+            if self.sends:
+                self._in_parts(work, recorded, recordings, key, agree, alone, move)
             else:
-                step()
+                self._at_once(work, recorded, graphs, key, alone, move)
         except BaseException:
             for bucket in buckets:
                 bucket.Q.forget_P()
@@ -181,7 +170,58 @@ class Recorder:
             if bucket not in due:
                 bucket.Q.confirm_P()
 
-    def _of(self, work: Work, probe: Probe) -> _Recordings:
+    def _at_once(
+        self,
+        work: Work,
+        recorded: Work,
+        graphs: Graphs,
+        key: Hashable,
+        alone: Callable[[], list[Direction]],
+        move: Move,
+    ) -> None:
+        """Take a step as one recording."""
+        device = work.buckets[0].device
+        so_far = flags.agree(work.flags, [device])[device] if work.flags else True
+        (before,) = graphs.hold("ok", [so_far], torch.bool)
+
+        def step() -> None:
+            recorded.ok = {device: reduce(torch.logical_and, recorded.find_lengths(), before)}
+            move(recorded, alone())
+
+        self._call(graphs, key, step)
+
+    def _in_parts(
+        self,
+        work: Work,
+        recorded: Work,
+        recordings: Recordings,
+        key: Hashable,
+        agree: Callable[[list[Tensor]], Flags],
+        alone: Callable[[], list[Direction]],
+        move: Move,
+    ) -> None:
+        """Take a step as two recordings, between and after which ranks communicate.
+
+        All ranks communicate in the same order, whether their own part is recorded, called or nothing at all.
+        """
+        graphs, device = recordings.graphs, work.buckets[0].device
+        grads = recorded.grads
+        assert isinstance(grads, TensorsAtAddresses)
+        aligned = tuple(addresses.aligned for addresses in grads.addresses.values())
+        tables = tuple(bucket.table for bucket in work.buckets)
+        finite = self._call(graphs, ("lengths", tables, aligned), recorded.find_lengths)
+        work.ok = agree([*work.flags, *finite])
+        (ok,) = graphs.hold("ok", [work.ok[device]], torch.bool)
+        recorded.ok = {device: ok}
+        recorded.lengths = {bucket: lengths for bucket, (lengths, _) in grads.found.items()}
+        if self.enabled and graphs.worthwhile:
+            recorded.buffers = recordings.buffers_for(work.buckets)
+        move(work, self._call(graphs, key, alone))
+
+    def _call(self, graphs: Graphs, key: Hashable, function: Callable[[], T]) -> T:
+        return graphs(key, function) if self.enabled else function()
+
+    def _of(self, work: Work, probe: Probe) -> Recordings:
         """Recordings of steps of these buckets, and of others of the same optimizer.
 
         A param group may rest for a step without ending the recordings of all. New buckets, as after loading a
@@ -192,7 +232,7 @@ class Recorder:
             nbytes = sum(bucket.nbytes() for bucket in buckets)
             if not _only_averages(buckets, probe):  # copies of gradients and pairs
                 nbytes += 3 * sum(grad.nbytes for grad in work.grads.by_position.values())
-            self._recordings = _Recordings(set(), Graphs(buckets[0].device, nbytes))
+            self._recordings = Recordings(set(), Graphs(buckets[0].device, nbytes))
         self._recordings.buckets.update(buckets)
         return self._recordings
 

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from .bucket import Bucket
 
 
-def new_table(bucket: Bucket, thetas: Sequence[Tensor]) -> TensorTable | None:
+def new_table(bucket: Bucket, thetas: Sequence[Tensor], moves: bool) -> TensorTable | None:
     """Table of parameters, with the places of their directions, scales and slices; None if kernels cannot read it.
 
     Args:
-        bucket: the bucket
-        thetas: its parameters, as real tensors
+        bucket: a bucket whose blocks are single parameters
+        thetas: these parameters, as real tensors, or tensors like them
+        moves: whether kernels move the parameters
     """
-    single = bucket.Q.recordable and bucket.single
-    alike = {(theta.device, theta.dtype, theta.is_contiguous()) for theta in thetas}
+    alike = {(theta.device, theta.dtype, theta.is_contiguous() or not moves) for theta in thetas}
     small = all(theta.numel() < MOST for theta in thetas)
-    if not (single and small and alike == {(bucket.device, thetas[0].dtype, True)}):
+    if not (small and alike == {(bucket.device, thetas[0].dtype, True)}):
         return None
     starts, scales, used = [], [], 1  # the first scale is one
     axes: list[list[tuple[int, int, int]]] = []
@@ -43,4 +43,4 @@ def new_table(bucket: Bucket, thetas: Sequence[Tensor]) -> TensorTable | None:
             scales.append((0 if axis is None else used + row * n, n, after))
             axes.append([(first + row * of[0], *of) for first, of in zip(firsts, places, strict=True)])
         used += 0 if axis is None else n * count
-    return TensorTable(thetas, starts, scales, axes)
+    return TensorTable(thetas, starts, scales, axes, moves)

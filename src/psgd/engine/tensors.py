@@ -104,8 +104,8 @@ class TensorsAtAddresses(Tensors):
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         super().__init__({})
         self.addresses = {bucket: Addresses(len(bucket.positions), bucket.device) for bucket in buckets}
-        #: for each tensor of a bucket whether it has enough zeros for a slice of them
-        self._has_zeros: dict[Bucket, Tensor] = {}
+        #: for each tensor of a bucket its length, and whether it has enough zeros for a slice of them, see ``lengths``
+        self.found = {bucket: (bucket.ones.clone(), bucket.ones > 0) for bucket in buckets}
 
     def point(self, tensors: Mapping[int, Tensor]) -> None:
         """Refer to other tensors, which the caller keeps until the recording has been replayed."""
@@ -116,14 +116,15 @@ class TensorsAtAddresses(Tensors):
         return False
 
     def lengths(self, bucket: Bucket) -> Tensor:
+        """Length of each block, always at the same place, where other recordings find it too."""
         assert bucket.table is not None
-        lengths, self._has_zeros[bucket] = bucket.table.lengths(self.addresses[bucket], bucket.dtype)
-        return lengths
+        bucket.table.lengths(self.addresses[bucket], *self.found[bucket])
+        return self.found[bucket][0]
 
     def support(self, bucket: Bucket) -> list[list[Tensor] | None]:
         """Slices that are not zero; ``lengths`` must have been asked before, which counts the zeros of each tensor."""
         assert bucket.table is not None
-        flags = bucket.table.support(self.addresses[bucket], self._has_zeros[bucket])
+        flags = bucket.table.support(self.addresses[bucket], self.found[bucket][1])
         dims = [stack.group.dims for stack in bucket.stacks]
         parts = iter(flags.split([len(s.blocks) * n for s, of in zip(bucket.stacks, dims, strict=True) for n in of]))
         return [

@@ -43,11 +43,17 @@ class Work:
     lengths: dict[Bucket, Tensor] = field(default_factory=dict)
     #: whether the step is taken, for each device
     ok: Flags = field(default_factory=dict)
+    #: buffers for directions that outlast the step; other buckets get a new one, see ``room``
+    buffers: Mapping[Bucket, Tensor] = field(default_factory=dict)
 
     def find_lengths(self) -> list[Tensor]:
         """Find the lengths of all gradients; for each bucket a flag that says whether they are finite."""
         self.lengths = {bucket: self.grads.lengths(bucket) for bucket in self.buckets}
         return [length.amax() < torch.inf for length in self.lengths.values()]
+
+    def room(self, bucket: Bucket) -> Room:
+        """Room for the directions of a bucket."""
+        return Room(bucket, self.buffers.get(bucket))
 
     def limit_(self, bucket: Bucket, most: float, ok: Tensor) -> Tensor | None:
         """Factor that limits the gradient of each block of a bucket, or None, see ``Bucket.limit_``."""

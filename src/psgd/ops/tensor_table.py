@@ -36,12 +36,13 @@ class TensorTable:
     """Addresses of the parameters, and the positions of their directions in one buffer.
 
     Args:
-        thetas: contiguous parameters of one dtype
+        thetas: contiguous parameters of one dtype; or, if others move the parameters, tensors like these
         starts: for each parameter the position in the buffer where its direction begins
         scales: for each parameter the position of its first scale among all scales, and how ``broadcast`` finds the
             others from there
         axes: for each parameter and each axis of its preconditioner the position of its first slice among all slices,
             and how ``broadcast`` finds that of an element from there
+        moves: whether ``subtract_`` moves the parameters
     """
 
     #: names of the kernels that must have been compiled
@@ -53,8 +54,10 @@ class TensorTable:
         starts: Sequence[int],
         scales: Sequence[tuple[int, int, int]],
         axes: Sequence[Sequence[tuple[int, int, int]]],
+        moves: bool = True,
     ) -> None:
-        self.pointers = [theta.data_ptr() for theta in thetas]
+        self.moves = moves
+        self.pointers = [theta.data_ptr() if moves else 0 for theta in thetas]
         self.dtype = thetas[0].dtype
         self.numels = numels = [theta.numel() for theta in thetas]
         #: whether 16 bytes can be read at once of tensors that begin at a multiple of 16, and whether θ does
@@ -81,6 +84,14 @@ class TensorTable:
         #: for each parameter the number of elements of its smallest slices
         self.smallest = sent(torch.tensor(smallest, dtype=torch.int32, device="cpu"), device)
 
+    def describes(self, thetas: Sequence[Tensor]) -> bool:
+        """Whether tensors are as they were when the table was made: of its dtype, and, if they move, at its places."""
+        if thetas[0].dtype != self.dtype:
+            return False
+        return not self.moves or (
+            [theta.data_ptr() for theta in thetas] == self.pointers and all(theta.is_contiguous() for theta in thetas)
+        )
+
     def subtract_(self, v: Tensor, scale: Tensor, rate: Tensor, decay: Tensor, usable: Tensor) -> None:
         """``θ ← θ − (rate · scale · v + decay · θ)`` if ``usable``; in one launch, so for all parameters or for none.
 
@@ -91,26 +102,32 @@ class TensorTable:
             decay: one number for each parameter
             usable: one flag
         """
+        assert self.moves
         even = self.even and self.aligned and v.data_ptr() % 16 == 0
         self._launch(
             table_kernels.subtract, v, scale, rate, decay, usable, even, DTYPES[self.dtype], wide(self.dtype, v.dtype)
         )
 
-    def lengths(self, sources: Addresses, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Length of each of some tensors, each like its parameter, and for each whether it may have slices of zeros.
+    def lengths(self, sources: Addresses, lengths: Tensor, has_zeros: Tensor) -> None:
+        """Find the length of each of some tensors, each like its parameter, and whether it may have slices of zeros.
 
         A length is not finite if an element is not, or if its square overflows. Sums are always in the same order.
+
+        Args:
+            sources: addresses of the tensors
+            lengths: where the lengths are to be
+            has_zeros: where the flags are to be
         """
         even = self.even and sources.aligned
-        device = self.blocks.device
-        sums = torch.empty(len(self.chunks), dtype=dtype, device=device)
-        zeros = torch.zeros(len(self.blocks), dtype=torch.int32, device=device)
+        dtype = lengths.dtype
+        sums = lengths.new_empty(len(self.chunks))
+        zeros = torch.zeros(len(self.blocks), dtype=torch.int32, device=lengths.device)
         self._launch(table_kernels.squares, sources.place, sums, zeros, even, DTYPES[self.dtype], wide(dtype))
-        return self._roots(sums), zeros >= self.smallest
+        self._roots(sums, lengths)
+        torch.ge(zeros, self.smallest, out=has_zeros)
 
-    def _roots(self, sums: Tensor) -> Tensor:
+    def _roots(self, sums: Tensor, lengths: Tensor) -> Tensor:
         """Root of the sum of each parameter, from the sums of its chunks."""
-        lengths = sums.new_empty(len(self.blocks))
         with torch.cuda.device(sums.device):
             table_kernels.lengths[(len(self.blocks),)](self.ends, sums, lengths, 1024)
         return lengths
@@ -120,7 +137,7 @@ class TensorTable:
 
         Args:
             sources: addresses of the tensors
-            has_zeros: result of ``lengths``; tensors with too few zeros for a slice are not read again
+            has_zeros: flags from ``lengths``; tensors with too few zeros for a slice are not read again
 
         Returns:
             float32, for each tensor and axis all slices
@@ -165,7 +182,7 @@ class TensorTable:
         dtypes = DTYPES[self.dtype], DTYPES[dtype], wide(self.dtype, dtype)
         sums = torch.empty(len(self.chunks), dtype=torch.promote_types(dtype, torch.float32), device=self.blocks.device)
         self._launch(table_kernels.average, sources.place, means.place, weight, factor, usable, sums, even, *dtypes)
-        return self._roots(sums)
+        return self._roots(sums, sums.new_empty(len(self.blocks)))
 
     def _launch(self, kernel: Any, *arguments: Any) -> None:
         """Launch a kernel with one program for each chunk."""
@@ -188,8 +205,10 @@ def _try_gather(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> N
 
 @trial("lengths")
 def _try_lengths(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
-    table, here, _ = _small(device)
-    table.support(here, table.lengths(here, torch.float32)[1])
+    table, here, zero = _small(device)
+    has_zeros = torch.empty(1, dtype=torch.bool, device=device)
+    table.lengths(here, torch.empty_like(zero), has_zeros)
+    table.support(here, has_zeros)
 
 
 @trial("average")

@@ -48,8 +48,8 @@ class Caught(AbstractContextManager["Caught"]):
 class Ranks:
     """Ranks of a step, from the view of one of them; here of one that shares nothing with others."""
 
-    #: whether steps can be recorded
-    recordable = True
+    #: whether ranks send each other anything in a step: that cannot be recorded, but what a rank does alone can
+    sends = False
     #: whether every block belongs to this rank
     has_all = True
 

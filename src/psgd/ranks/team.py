@@ -43,7 +43,7 @@ class Team(Ranks):
         device: device of tensors that are sent
     """
 
-    recordable = False
+    sends = True
     has_all = False
 
     def __init__(self, group: Any, device: torch.device) -> None:

@@ -15,6 +15,8 @@ from ..engine.bucket import Bucket
 from ..engine.graphs import without_garbage_collection
 from ..engine.part import having
 from ..engine.stack import AVERAGE, Stack
+from ..ops.streams import capturing
+from .resting import Resting
 from .stacking import add_rows, side_by_side, stack_of
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class Layout:
         self._views: dict[Block, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
         self._stacks: list[Stack] | None = None
         self._buckets: list[Bucket] = []
+        self._resting = Resting()
 
     def stacks(self) -> list[Stack]:
         """Stacks of blocks of one param group, shape and precision, with their ``Q``; the state holds views of them."""
@@ -73,10 +76,10 @@ class Layout:
             stacks.append(stack_of(blocks, states, template, precise, device, kind[0] in averaging))
         return side_by_side(stacks, self._key)
 
-    def _kind_of(self, block: Block) -> tuple[int, torch.dtype]:
-        """Param group of a block, and dtype of its parameters: kernels want one dtype."""
+    def _kind_of(self, block: Block) -> tuple[int, torch.dtype, bool]:
+        """Param group of a block, dtype of its parameters, as kernels want one dtype, and whether it rests."""
         first = block.params[0]
-        return self.store.group_of[first], self.store.params[first].dtype
+        return self.store.group_of[first], self.store.params[first].dtype, block in self._resting.apart
 
     def _key(self, stack: Stack) -> tuple[Any, ...]:
         """Key that the stacks of a bucket have in common."""
@@ -104,9 +107,12 @@ class Layout:
     def buckets(self, given: Mapping[int, Tensor]) -> Sequence[Bucket]:
         """Buckets of the blocks that have gradients.
 
-        It is the same object as long as all blocks have gradients and nothing was changed from outside.
+        It is the same object as long as all blocks have gradients and nothing was changed from outside. Blocks that
+        have none for a while get buckets of their own if the others can then be recorded.
         """
         self.stacks()
+        if all(bucket.has_kernels for bucket in self._buckets) and self._set_apart(given):
+            self._stack_again()
         for stack in self._stacks or ():  # momentum may be switched on at any step
             if not stack.average and self.store.options_of(stack.positions[0])["momentum"]:
                 stack.start_average()
@@ -115,3 +121,12 @@ class Layout:
         if all(map(operator.is_, some, self._buckets)):
             return self._buckets
         return [bucket for bucket in some if bucket is not None]
+
+    def _set_apart(self, given: Mapping[int, Tensor]) -> bool:
+        """Whether other blocks than before are to be stacked apart, see ``Resting``."""
+        if capturing():
+            self._resting.stop()
+        blocks = self.store.blocks
+        all_given = len(given) == sum(len(block.params) for block in blocks)
+        without = () if all_given else (block for block in blocks if not any(i in given for i in block.params))
+        return self._resting.changes(frozenset(without))

@@ -284,8 +284,7 @@ class PSGD(Optimizer):
                 directions.append(bucket.direction(d, own, limit, fits, ok, room, pace))
         motion = Motion(work.buckets, directions, work.groups, self._ranks.length)  # lr, less where steps are limited
         ok_everywhere = self._agree([*work.ok.values(), *motion.is_finite()])
-        for device, count in self._store.skipped.items():
-            count += ~ok_everywhere[device]
+        flags.count_skipped_(self._store.skipped, ok_everywhere)
         # θ ← θ − (rate d + decay θ)
         self._ranks.move_(motion, self._store.params, self._store.group_of, work.given, ok_everywhere)
 

@@ -80,7 +80,7 @@ MUTANTS = [
             "2 * torch.bmm(x[:, :size], y.mT)",
         ),
         ("half of the diagonal", "return 2 * (self.x * self.y).sum(-1)", "return (self.x * self.y).sum(-1)"),
-        ("an infinite part is usable", "usable = (size > 0) & (size < torch.inf)", "usable = size > 0"),
+        ("an infinite part is usable", "between(size, 0.0, torch.inf)", "size > 0"),
         ("a useless part stays", ".masked_fill_(~usable.view(shape), 0)", ""),
         ("the spectral norm without its absolute value", "(x * y).sum(-1).abs() +", "(x * y).sum(-1) +"),
         (
@@ -138,6 +138,8 @@ MUTANTS = [
         "ops/look.py",
         "ops/test_look.py",
         ("the host waits for a device", 'return device.type == "cpu"', "return True"),
+        ("the bounds themselves lie between", "least < number < most", "least <= number <= most"),
+        ("a flag that is false is seen to be true", "return can_look(flag.device) and bool(flag)", "return True"),
     ),
     *of(
         "normalize.py",
@@ -402,8 +404,8 @@ MUTANTS = [
     *of(
         "groups/whitener.py",
         "groups/test_pooled.py::test_what_is_not_usable_changes_no_bit",
-        ("a gradient that vanished is followed", "(rms > eps**2)", "(rms > 0)"),
-        ("a gradient that exploded is followed", " & (rms < eps**-2)", ""),
+        ("a gradient that vanished is followed", "between(rms, eps**2, eps**-2)", "between(rms, 0.0, eps**-2)"),
+        ("a gradient that exploded is followed", "between(rms, eps**2, eps**-2)", "(rms > eps**2)"),
     ),
     *of(
         "groups/all_factors.py",
@@ -485,7 +487,7 @@ MUTANTS = [
     *of(
         "groups/axes.py",
         "groups/test_axes.py",
-        ("the last axis without the transpose", "v.reshape(flat), M.mT", "v.reshape(flat), M"),
+        ("the last axis without the transpose", "shaped(v, flat), M.mT", "shaped(v, flat), M"),
     ),
     *of(
         "groups/axes.py",
@@ -553,9 +555,11 @@ MUTANTS = [
         "engine/test_limits.py",
         (
             "zeros lower the limit of outliers",
-            "torch.where(ok & (lengths > 0), torch.maximum",
-            "torch.where(ok, torch.maximum",
+            "torch.where(ok & (lengths > 0), new",
+            "torch.where(ok, new",
         ),
+        ("zeros that the host sees lower it, too", "positive = all(numbers)", "positive = True"),
+        ("a step that is skipped lifts the limit", "if positive and bool(ok)", "if positive"),
         ("an outlier lifts its limit at once", "lengths = lengths * factor", "pass"),
         ("the limit never rises", "torch.maximum(longest * FADING, lengths)", "longest"),
         (
@@ -563,8 +567,12 @@ MUTANTS = [
             "FORGETTING * total + lengths * factor",
             "FORGETTING * total + lengths",
         ),
-        ("steps that are not finite are counted", " & (lengths < torch.inf)", ""),
-        ("steps of zero are counted", "counted = ok & (lengths > torch.finfo(lengths.dtype).eps ** 2)", "counted = ok"),
+        (
+            "steps that are not finite are counted",
+            "between(lengths, torch.finfo(lengths.dtype).eps ** 2, torch.inf)",
+            "(lengths > torch.finfo(lengths.dtype).eps ** 2)",
+        ),
+        ("steps of zero are counted", "torch.finfo(lengths.dtype).eps ** 2", "-1.0"),
         ("the first step does not wait", "float(fitted)", "1.0"),
         ("a step that waits is counted", "counted = counted & ~new", "pass"),
         ("outliers count", "counted = counted & (gradient == 1)", "pass"),
@@ -704,7 +712,7 @@ MUTANTS = [
         "probes/test_probes.py::test_pairs_that_say_nothing_are_known_as_such",
         (
             "an infinite curvature says something",
-            "(curvature > eps**2) & (curvature < eps**-2)",
+            "between(curvature, eps**2, eps**-2)",
             "(curvature > eps**2)",
         ),
     ),
@@ -865,6 +873,12 @@ MUTANTS = [
     ),
     # Engine.
     *of(
+        "engine/flags.py",
+        "engine/test_motion.py",
+        ("one finite length is enough", "all(map(math.isfinite", "any(map(math.isfinite"),
+        ("the shortest direction is finite", "lengths.amax()", "lengths.amin()"),
+    ),
+    *of(
         "engine/motion.py",
         "engine/test_motion.py",
         ("the length of all buckets is a sum", "for length in each]).norm()", "for length in each]).sum()"),
@@ -880,7 +894,6 @@ MUTANTS = [
             'return group["weight_decay"] * (lr',
             'return group["weight_decay"] + 0 * (lr',
         ),
-        ("the shortest direction is finite", "direction.length.amax()", "direction.length.amin()"),
         (
             "the first dtype is the widest",
             "wide = max((length.dtype for length in each), key=lambda dtype: torch.finfo(dtype).bits)",
@@ -1010,7 +1023,7 @@ MUTANTS = [
     *of(
         "blocks.py",
         "test_blocks.py",
-        ("blocks are joined along the first axis", "torch.cat(parts, self.dim)", "torch.cat(parts, 0)"),
+        ("blocks are joined along the first axis", "strict=True)], self.dim)", "strict=True)], 0)"),
         ("the bias of a transposed convolution is beside it", "p.ndim >= 2 and not transposed", "p.ndim >= 2"),
     ),
     *of(
@@ -1129,10 +1142,10 @@ MUTANTS = [
         "engine/test_limits.py",
         (
             "the host always looks",
-            "if not look or not bool((lengths <= bound).all()):",
-            "if not bool((lengths <= bound).all()):",
+            "if look and all(map(operator.le",
+            "if all(map(operator.le",
         ),
-        ("nobody is shortened if one is not", "(lengths <= bound).all()", "(lengths <= bound).any()"),
+        ("nobody is shortened if one is not", "all(map(operator.le", "any(map(operator.le"),
     ),
     *of(
         "engine/tensors.py",

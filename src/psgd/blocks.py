@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .ops.real import as_real
+from .ops.real import as_real, shaped
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,11 @@ class Block:
         return math.prod(self.shape)
 
     def pack(self, tensors: Sequence[Tensor]) -> Tensor:
-        parts = [as_real(t).reshape(view) for t, view in zip(tensors, self.views, strict=True)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
+        if len(tensors) == 1:
+            return shaped(as_real(tensors[0]), self.views[0])
+        if len(self.views[0]) == 1:  # a long vector, which one call joins
+            return torch._utils._flatten_dense_tensors([as_real(t) for t in tensors])
+        return torch.cat([as_real(t).reshape(view) for t, view in zip(tensors, self.views, strict=True)], self.dim)
 
     def unpack(self, block: Tensor) -> list[Tensor]:
         if len(self.views) == 1:

@@ -288,8 +288,7 @@ class PSGD(Optimizer):
         """Move the parameters along the directions of all ranks, if all of them are finite."""
         motion = Motion(work.buckets, directions, work.groups, self._ranks.length)  # lr, less where steps are limited
         ok_everywhere = self._agree([*work.ok.values(), *motion.is_finite()])
-        for device, count in self._store.skipped.items():
-            count += ~ok_everywhere[device]
+        flags.count_skipped_(self._store.skipped, ok_everywhere)
         # θ ← θ − (rate d + decay θ)
         self._ranks.move_(motion, self._store.params, self._store.group_of, work.given, ok_everywhere)
 

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .ops.look import can_look, seen
+from .ops.look import between, can_look, seen
 from .ops.power import power_iteration
 
 #: number of rows of ``S`` handled at a time: large enough for fast products, small enough to stay in a cache
@@ -135,7 +135,7 @@ class Tangent:
         x, y = self.x[:, :, 0], self.y[:, :, 0]
         lengths, longest = torch.hypot(x, y).topk(LONGEST)
         x, y = x.gather(1, longest)[:, :, None], y.gather(1, longest)[:, :, None]
-        found = largest(torch.baddbmm(x @ y.mT, y, x.mT))
+        found = largest(torch.baddbmm(torch.bmm(x, y.mT), y, x.mT))
         return found if bool((found >= lengths[:, 0] * lengths[:, -1]).all()) else None
 
     def max_diag(self) -> Tensor:
@@ -225,7 +225,7 @@ def largest(v: Tensor) -> Tensor:
 
 def _scale_to_one_(v: Tensor) -> Tensor:
     size = largest(v)
-    usable = (size > 0) & (size < torch.inf)
+    usable = between(size, 0.0, torch.inf)
     shape = (-1, *[1] * (v.ndim - 1))
     if seen(v.device, lambda: usable):
         v.div_(size.view(shape))

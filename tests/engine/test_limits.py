@@ -96,6 +96,14 @@ def test_gradients_of_zero_leave_the_limit_as_it_is():
     assert of_gradients([1.0] + [0.0] * 500 + [1.0])[-1] == 1.0
 
 
+@pytest.mark.parametrize("look", [False, True])
+def test_a_step_that_is_skipped_leaves_the_limit_as_it_is(look):
+    longest = torch.tensor([1.0, 2.0])
+    for lengths in ([1.5, 2.5], [0.0, 9.0]):
+        _, new = limits.of_gradients(torch.tensor(lengths), longest, 3.0, ~YES, look)
+        assert torch.equal(new, longest)
+
+
 def test_blocks_do_not_see_each_other():
     def factors(lengths: Tensor) -> Tensor:
         before = torch.ones(len(lengths))

@@ -173,7 +173,7 @@ def test_a_length_that_is_not_finite_is_told(bad: float, limits: dict):
     each = zip(buckets, (LENGTH, [1.0, bad, 1.0]), strict=True)
     directions = [direction_of(bucket, lengths, max_rms=max_rms) for bucket, lengths in each]
     motion = Motion(buckets, directions, [options(0.1, **limits)], alone)
-    assert [flag.item() for flag in motion.is_finite()] == [True, False]
+    assert [flag.item() for flag in motion.is_finite()] == [False]  # of the first the host sees that it is finite
 
 
 # -- the step ---------------------------------------------------------------------------------------------------------

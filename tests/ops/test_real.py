@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from psgd.ops.real import as_real, from_real, precise_dtype
+from psgd.ops.real import as_real, from_real, precise_dtype, shaped
 
 half, single, double = torch.bfloat16, torch.float32, torch.float64
 
@@ -35,3 +35,9 @@ def test_a_complex_array_is_a_real_one_and_back():
     x = torch.ones(3)
     assert as_real(x) is x
     assert from_real(x, x) is x
+
+
+def test_a_tensor_of_the_right_shape_is_left_as_it_is():
+    x = torch.arange(6.0).view(2, 3)
+    assert shaped(x, (2, 3)) is x
+    assert torch.equal(shaped(x, (6,)), x.flatten())

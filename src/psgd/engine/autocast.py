@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
 
 
-@contextmanager
-def without_autocast(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Compute the step's own products without autocast, also if the whole step is under it."""
-    with ExitStack() as contexts:
-        for kind in {device.type for device in devices}:
-            if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-                contexts.enter_context(torch.autocast(kind, enabled=False))
-        yield
+def without_autocast(devices: Iterable[torch.device]) -> AbstractContextManager[object]:
+    """Context for the step's own products, without autocast, also if the whole step is under it."""
+    kinds = {device.type for device in devices}
+    enabled = [kind for kind in kinds if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)]
+    if not enabled:
+        return nullcontext()
+    contexts = ExitStack()
+    for kind in enabled:
+        contexts.enter_context(torch.autocast(kind, enabled=False))
+    return contexts

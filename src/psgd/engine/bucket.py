@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -77,10 +77,9 @@ class Bucket:
         """Positions of all parameters."""
         return [i for stack in self.stacks for i in stack.positions]
 
-    @contextmanager
-    def updating(self, fits: bool) -> Iterator[None]:
+    def updating(self, fits: bool) -> AbstractContextManager[None]:
         """Context in which averages, and ``Q`` if it is fitted, change for the blocks that have a gradient."""
-        yield
+        return nullcontext()
 
     @property
     def averaging(self) -> bool:
@@ -214,10 +213,10 @@ class Bucket:
 
     def _limit_slices_(self, d: Preconditioned, length: Tensor, most: float) -> Tensor:
         """Shorten slices, see ``Scaled.limit_slices_``; return the new length of each block."""
+        if all(a.slices is None for a in d.arrays):
+            return length
         divisors = [None] * len(d.arrays) if d.divisor is None else self.split(d.divisor)
         new = [a.limit_slices_(most, divisor) for a, divisor in zip(d.arrays, divisors, strict=True)]
-        if all(each is None for each in new):
-            return length
         each = zip(new, self.split(length), divisors, strict=True)
         return joined(
             [

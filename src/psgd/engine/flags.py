@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..ops.look import seen_true, values_seen
 from ..ops.parameters import Flags
 from ..probes.closures import is_finite
 
-__all__ = ["Flags", "agree", "loss_is_finite", "rate_is_valid"]
+__all__ = ["Flags", "agree", "are_finite", "count_skipped_", "loss_is_finite", "rate_is_valid"]
 
 
 def loss_is_finite(loss: Any) -> list[Tensor]:
     """A flag, if there is anything to say."""
     if isinstance(loss, Tensor):
+        number = values_seen(loss.detach())
+        if isinstance(number, float) and math.isfinite(number):
+            return []
         return [torch.isfinite(loss.detach()).all()]
     if not is_finite(loss):
         return [torch.zeros((), dtype=torch.bool, device="cpu")]
@@ -32,17 +37,29 @@ def rate_is_valid(lr: Any) -> list[Tensor]:
     return []
 
 
+def are_finite(lengths: Tensor) -> list[Tensor]:
+    """A flag for lengths, which are finite or NaN, unless the host sees that all of them are finite."""
+    numbers = values_seen(lengths)
+    if isinstance(numbers, list) and all(map(math.isfinite, numbers)):
+        return []
+    return [lengths.amax() < torch.inf]
+
+
+def count_skipped_(counts: Mapping[torch.device, Tensor], ok: Flags) -> None:
+    """Add one to the number of skipped steps on each device whose flag is false."""
+    for device, count in counts.items():
+        if not seen_true(ok[device]):
+            count += ~ok[device]
+
+
 def agree(flags: Sequence[Tensor], devices: Collection[torch.device]) -> dict[torch.device, Tensor]:
     """Whether all flags are true, for every device. With one device nothing has to be sent."""
+    if not flags:
+        return {device: torch.ones((), dtype=torch.bool, device=device) for device in devices}
     local: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
     for flag in flags:
         local[flag.device].append(flag)
     each = [reduce(torch.logical_and, here) for here in local.values()]
     if len(each) == 1 and list(local) == list(devices):
         return dict(zip(local, each, strict=True))
-    return {
-        device: torch.stack([flag.to(device) for flag in each]).all()
-        if each
-        else torch.ones((), dtype=torch.bool, device=device)
-        for device in devices
-    }
+    return {device: torch.stack([flag.to(device) for flag in each]).all() for device in devices}

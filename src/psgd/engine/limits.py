@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import Tensor
+
+from ..ops.look import between
 
 #: factor by which the length of the longest recent gradient fades in a step
 FADING = 0.99
@@ -30,11 +34,14 @@ def of_gradients(
     Returns:
         the factors or None, and the new length of the longest recent gradient
     """
-    bound, factor = most * longest, None
-    if not look or not bool((lengths <= bound).all()):
+    bound, factor, positive = most * longest, None, False
+    if look and all(map(operator.le, numbers := lengths.tolist(), bound.tolist())):
+        positive = all(numbers)
+    else:
         factor = bound.div_(lengths).clamp_(max=1).masked_fill_(longest == 0, 1)
         lengths = lengths * factor
-    return factor, torch.where(ok & (lengths > 0), torch.maximum(longest * FADING, lengths), longest)
+    new = torch.maximum(longest * FADING, lengths)
+    return factor, new if positive and bool(ok) else torch.where(ok & (lengths > 0), new, longest)
 
 
 def of_steps(
@@ -70,7 +77,7 @@ def of_steps(
     """
     new = count == 0
     factor = (most * total / (count * lengths)).clamp_(max=1).masked_fill_(new, float(fitted))
-    counted = ok & (lengths > torch.finfo(lengths.dtype).eps ** 2) & (lengths < torch.inf)
+    counted = ok & between(lengths, torch.finfo(lengths.dtype).eps ** 2, torch.inf)
     if not fitted:
         counted = counted & ~new
     if gradient is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..ops import parameters
 from ..ops.parameters import Flags
 from ..ops.real import as_real
+from . import flags
 from .bucket import Bucket
 from .direction import Direction
 
@@ -57,8 +58,8 @@ class Motion:
         self.decays = [decay(group) for group in groups]
 
     def is_finite(self) -> list[Tensor]:
-        """A flag for each bucket: whether the lengths of its directions are finite."""
-        return [direction.length.amax() < torch.inf for direction in self.directions]
+        """Flags that say whether the lengths of all directions are finite."""
+        return [flag for direction in self.directions for flag in flags.are_finite(direction.length)]
 
     def steps(self) -> Iterator[tuple[int, Tensor]]:
         """``rate · d`` for each parameter, by position; the directions are used up."""

@@ -41,10 +41,11 @@ class Tensors:
         """Length of each block of a bucket; not finite if an element is not, or if its square overflows."""
         given = [i for i in bucket.positions if i in self.by_position]
         norms = torch._foreach_norm([as_real(self.by_position[i]) for i in given], 2, bucket.dtype)
-        if bucket.single and len(given) == len(bucket.positions):
-            return torch.stack(norms)
-        found, zero = dict(zip(given, norms, strict=True)), torch.zeros_like(norms[0])
-        each = [found.get(i, zero) for i in bucket.positions]
+        if len(given) == len(bucket.positions):
+            each = list(norms)
+        else:
+            found, zero = dict(zip(given, norms, strict=True)), torch.zeros_like(norms[0])
+            each = [found.get(i, zero) for i in bucket.positions]
         if bucket.single:
             return torch.stack(each)
         parts = iter(each)
@@ -55,11 +56,10 @@ class Tensors:
         """Slices of each stack that are not zero, see ``Measured``."""
         given = [as_real(self.by_position[i]) for i in bucket.positions if i in self.by_position]
         # Blocks without any gradient keep their Q, whatever is said of them here; within a block, none counts as zero.
-        if self.can_look(bucket) and (bucket.single or len(given) == len(bucket.positions)):
-            # Nearly always that is all there is to do.
-            smallest = torch.stack([g.abs().amin() for g in given]).amin()
-            if bool(smallest > 0):
-                return [None] * len(bucket.stacks)
+        complete = bucket.single or len(given) == len(bucket.positions)
+        # Nearly always that is all there is to do.
+        if complete and self.can_look(bucket) and all(g.abs().amin().item() > 0 for g in given):
+            return [None] * len(bucket.stacks)
         return [support(g, s.group.dims) for s, g in zip(bucket.stacks, self.pack(bucket), strict=True)]
 
     def average_(self, bucket: Bucket, weight: float, limit: Tensor | None, ok: Tensor) -> Tensor | None:
@@ -89,7 +89,7 @@ class Tensors:
                 means += pairs[0]
                 values += pairs[1]
         totals = bucket.numbers("momentum_weight").pieces
-        ones = [bucket.ones[: len(total)] for total in totals]
+        ones = [bucket.ones] if len(totals) == 1 else bucket.split(bucket.ones)
         parameters.average_([*means, *totals], [*values, *ones], weight, ok)
         return None
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..ops.parameters import Flags
 from ..probes import Average, Measured
+from . import flags
 from .bucket import Bucket
 from .direction import Room
 from .tensors import Pairs, Tensors
@@ -47,9 +47,9 @@ class Work:
     buffers: Mapping[Bucket, Tensor] = field(default_factory=dict)
 
     def find_lengths(self) -> list[Tensor]:
-        """Find the lengths of all gradients; for each bucket a flag that says whether they are finite."""
+        """Find the lengths of all gradients; return flags that say whether they are finite."""
         self.lengths = {bucket: self.grads.lengths(bucket) for bucket in self.buckets}
-        return [length.amax() < torch.inf for length in self.lengths.values()]
+        return [flag for lengths in self.lengths.values() for flag in flags.are_finite(lengths)]
 
     def room(self, bucket: Bucket) -> Room:
         """Room for the directions of a bucket."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..ops.factors import scaled
+from ..ops.real import shaped
 from ..tangent import unfold
 
 
@@ -53,20 +54,20 @@ def multiply_axis(M: Tensor, v: Tensor, axis: int, out: Tensor | None = None) ->
     if M.ndim == 2:
         return torch.mul(v, along(M, v, axis), out=out)
     shape = v.shape
-    n = shape[axis + 1]
+    count, n = shape[0], shape[axis + 1]
     before, after = math.prod(shape[1 : axis + 1]), math.prod(shape[axis + 2 :])
     if before == 1:
-        flat: tuple[int, ...] = (-1, n, after)
-        left, right = M, v.reshape(flat)
+        flat: tuple[int, ...] = (count, n, after)
+        left, right = M, shaped(v, flat)
     elif after == 1:
-        flat = (-1, before, n)
-        left, right = v.reshape(flat), M.mT
+        flat = (count, before, n)
+        left, right = shaped(v, flat), M.mT
     else:
-        flat = (-1, before, n, after)
+        flat = (count, before, n, after)
         product = torch.matmul(M[:, None], v.reshape(flat)).view(shape)
         return product if out is None else out.copy_(product)
     if out is None:
-        return torch.bmm(left, right).view(shape)
+        return shaped(torch.bmm(left, right), shape)
     product_(left, right, out.view(flat))
     return out.view(shape)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..normalize import Normalization
 from ..ops.power import power_iteration
+from ..ops.real import shaped
 from ..ops.streams import at_once
 from ..tangent import Tangent, unfold
 from .factor import Factor, LeftFactor
@@ -89,8 +90,10 @@ class Scaled:
         if self.scale is not None:
             factor = factor * self.scale
         if self.v.dtype == dtype:
-            return self.v.mul_(factor).view(len(self.v), *shape)
-        return torch.mul(self.v, factor, out=torch.empty_like(self.v, dtype=dtype)).view(len(self.v), *shape)
+            product = self.v.mul_(factor)
+        else:
+            product = torch.mul(self.v, factor, out=torch.empty_like(self.v, dtype=dtype))
+        return shaped(product, (len(product), *shape))
 
     def dot(self, other: Tensor) -> Tensor:
         """Inner product of each array with that of another tensor of as many numbers."""

@@ -140,7 +140,7 @@ class LeftFactor(Factor):
         if not seen(size.device, lambda: size <= limit):
             scale = torch.where(usable & (size > limit), (limit / size).log2().floor().exp2(), scale)
             new = new * scale[:, None]
-        self.descend_off_diagonal_(projected, step[:, None, None], scale[:, None, None])
+        self.descend_off_diagonal_(projected, step.view(-1, 1, 1), scale.view(-1, 1, 1))
         self.set_diagonal_(new.clamp_min_(float(torch.finfo(new.dtype).max) ** -0.375))
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..normalize import MaxAbs, Normalization
 from ..ops.look import seen
+from ..ops.real import shaped
 from ..tangent import Tangent, fold, unfold
 from .balance import balancing_powers, scale_all_
 from .factor import Factor, LeftFactor
@@ -81,10 +82,10 @@ class Group:
 
     def _along_axes(self, linear_map: str, v: Tensor) -> Tensor:
         shape = v.shape
-        v = v.reshape(shape[0], *self.dims)
+        v = shaped(v, (len(v), *self.dims))
         for axis, factor in enumerate(self.factors):
             v = fold(getattr(factor, linear_map)(unfold(v, axis)), axis, v.shape)
-        return v.reshape(shape)
+        return shaped(v, shape)
 
     def descend_(
         self,
@@ -97,8 +98,8 @@ class Group:
 
         The tangent, which is as large as the parameters, is overwritten: its parts are scaled in place.
         """
-        count = tangent.x.shape[0]
-        tangent = Tangent(tangent.x.reshape(count, *self.dims), tangent.y.reshape(count, *self.dims))
+        shape = (len(tangent.x), *self.dims)
+        tangent = Tangent(shaped(tangent.x, shape), shaped(tangent.y, shape))
         informative = tangent.unit_()
         usable = informative if usable is None else usable & informative
         for axis, factor in enumerate(self.factors):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..normalize import Normalization
+from ..ops.real import shaped
 from ..ops.triton import trial
 from ..tangent import Tangent
 from .axes import along, multiply_axes
@@ -105,7 +106,7 @@ class InverseFree(Group):
                 matrices += [(factor.root, axis), (factor.root.mT, axis)]
             elif axis != self.scale_axis:
                 matrices.append((factor.P(), axis))
-        v = multiply_axes(matrices, g.reshape(g.shape[0], *self.dims), out)
+        v = multiply_axes(matrices, shaped(g, (len(g), *self.dims)), out)
         return v, None if self.scale_axis is None else along(self.factors[self.scale_axis].P(), v, self.scale_axis)
 
     def descend_(

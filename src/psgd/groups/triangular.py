@@ -169,14 +169,16 @@ def _side_by_side_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int, at_o
         U[:last].view(blocks, bs, 2),
         W[:, :last].unflatten(1, (blocks, bs)).transpose(0, 1),
     )
-    within = (u @ w).triu_()
+    within = torch.bmm(u, w).triu_()
     ends = [*range(0, blocks, at_once // bs), blocks]
     below = Q.new_zeros(blocks + 1, 2, n)
     for start, stop in pairwise(ends):
-        below[start:stop, :, start * bs :] = w[start:stop] @ rows[start:stop, :, start * bs :]
+        below[start:stop, :, start * bs :] = torch.bmm(w[start:stop], rows[start:stop, :, start * bs :])
     below[blocks] = W[:, last:] @ Q[last:]
     below = below.flip(0).cumsum_(0).flip(0)[1:]
-    change, is_one = torch.cat([within, u], -1) * scale, seen(scale.device, lambda: scale == 1)
+    change, is_one = torch.cat([within, u], -1), seen(scale.device, lambda: scale == 1)
+    if not is_one:
+        change.mul_(scale)
     for start, stop in pairwise(ends):
         part = rows[start:stop, :, start * bs :]
         old = torch.cat([part, below[start:stop, :, start * bs :]], 1)
@@ -184,7 +186,9 @@ def _side_by_side_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int, at_o
             part.mul_(scale)
         part.baddbmm_(change[start:stop], old, alpha=-1)
     rest = Q[last:, last:]
-    rest.sub_((U[last:] @ W[:, last:]).triu_() @ rest).mul_(scale)
+    rest.sub_((U[last:] @ W[:, last:]).triu_() @ rest)
+    if not is_one:
+        rest.mul_(scale)
 
 
 @dataclass(frozen=True)

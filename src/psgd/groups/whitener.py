@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from ..ops.factors import scaled
+from ..ops.look import between
+from ..ops.real import shaped
 from ..ops.streams import at_once
 from .all_factors import AllFactors, Target, power_to_one
 from .axes import along, gram_, low, low_dtype, multiply_axes, multiply_axis, product_, rounded, seen_along
@@ -118,7 +120,7 @@ class Whitener:
         rms = rms / self.factors.root_numel
         # What is outside is a gradient that vanished or exploded: following it, P would be of no use afterwards.
         eps = torch.finfo(self.wide).eps
-        return ok & (rms > eps**2) & (rms < eps**-2), (rms * damping).square_()
+        return ok & between(rms, eps**2, eps**-2), (rms * damping).square_()
 
     def _precondition(
         self,
@@ -142,7 +144,7 @@ class Whitener:
                     mine[smallest] = mine[smallest] / along(w.to(g.dtype), mine[smallest])
             matrices = [(P, axis) for axis, P in mine.items() if axis != group.scale_axis]
             twice = [axis for axis in range(len(group.dims)) if axis not in mine]
-            v = multiply_axes(matrices, g.reshape(len(g), *group.dims), None if twice else out)
+            v = multiply_axes(matrices, shaped(g, (len(g), *group.dims)), None if twice else out)
             for axis in twice:
                 Q, into = Q_of[k, axis], torch.empty_like(v) if out is None else out
                 v = multiply_axis(Q.mT, multiply_axis(Q, v.to(Q.dtype), axis), axis, into)
@@ -193,12 +195,13 @@ class Whitener:
         """
 
         def see_(g: int, axis: int, S: Tensor) -> Tensor | None:
-            array, rows = arrays[g], torch.empty_like(S)
+            array = arrays[g]
             if S.ndim == 3:
                 assert array is not None
                 a = seen_along(array, axis)
                 product_(a, a.mT, S, add)
                 return None
+            rows = torch.empty_like(S)
             if array is None:
                 gram_(whitened[g].v, axis, rows, whitened[g].scale)
             else:

@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from .look import seen
 from .triton import jit, multiple, ready, tl, trial, triton, wide
 
 #: number of elements that one program handles
@@ -129,7 +130,10 @@ def descend_(Q: Tensor, change: Tensor, step: Tensor, diagonal: Tensor | None = 
     step, change = step.view(-1, 1, 1), change.to(Q.dtype)
     if diagonal is not None:
         change = torch.addcmul(change, Q, diagonal.unsqueeze(2).to(Q.dtype), value=-1, out=change)
-    torch.where(step > 0, torch.addcmul(Q, change, step.to(Q.dtype), value=-1, out=change), Q, out=Q)
+    if seen(Q.device, lambda: step > 0):
+        Q.addcmul_(change, step.to(Q.dtype), value=-1)
+    else:
+        torch.where(step > 0, torch.addcmul(Q, change, step.to(Q.dtype), value=-1, out=change), Q, out=Q)
 
 
 def _launch_descend(Q: Tensor, change: Tensor, step: Tensor, diagonal: Tensor | None) -> None:

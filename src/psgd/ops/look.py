@@ -17,6 +17,24 @@ def can_look(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
+def seen_true(flag: Tensor) -> bool:
+    """Whether the host sees, without waiting, that a flag is true."""
+    return can_look(flag.device) and bool(flag)
+
+
+def values_seen(values: Tensor) -> list[float] | float | None:
+    """Values of a tensor as Python numbers, or None if the host would have to wait for them."""
+    return values.tolist() if can_look(values.device) else None
+
+
+def between(values: Tensor, least: float, most: float) -> Tensor:
+    """Whether each value lies between two numbers, which its dtype must represent, without being one of them."""
+    numbers = values_seen(values)
+    if isinstance(numbers, list) and all(least < number < most for number in numbers):
+        return torch.ones_like(values, dtype=torch.bool)
+    return (values > least) & (values < most)
+
+
 def seen(device: torch.device, flags: Callable[[], Tensor]) -> bool:
     """Whether the host sees, without waiting, that all flags are true.
 

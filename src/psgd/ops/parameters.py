@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from .look import seen_true
 from .real import as_real
 
 #: for each device a flag: whether a step is to be taken
@@ -82,7 +83,7 @@ def _fused_(targets: list[Tensor], values: list[Tensor], lr: float, decay: float
         maximize=False,
         is_first_step=False,
         grad_scale=None,
-        found_inf=(~ok).to(torch.float32),
+        found_inf=None if seen_true(ok) else (~ok).to(torch.float32),
     )
 
 

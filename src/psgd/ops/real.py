@@ -19,6 +19,11 @@ def from_real(values: Tensor, like: Tensor) -> Tensor:
     return torch.view_as_complex(values) if like.is_complex() else values
 
 
+def shaped(t: Tensor, shape: Sequence[int]) -> Tensor:
+    """``t.reshape(shape)``, which costs nothing if ``t`` has that shape already."""
+    return t if t.shape == shape else t.reshape(shape)
+
+
 def precise_dtype(params: Sequence[Tensor]) -> torch.dtype:
     """Dtype of averages and steps, and of ``Q`` unless told otherwise: the parameters', but at least float32."""
     return _precise_dtype(frozenset(p.dtype for p in params))

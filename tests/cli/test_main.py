@@ -12,10 +12,13 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import torch
+import typer
 from matplotlib.figure import Figure
 from rich.table import Table
 
@@ -615,3 +618,18 @@ def test_another_missing_module_is_a_bug_which_no_extra_mends(monkeypatch):
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
     with pytest.raises(ModuleNotFoundError, match="elsewhere"):
         __main__.main()
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_an_option_with_a_value_of_its_own_name_says_its_name(name):
+    """Typer 0.27 takes ``metavar="DEVICE"`` of a parameter ``device`` for the name of the option."""
+    command = getattr(import_module(f"psgd.cli.commands.{name}"), name)
+    hints = get_type_hints(command, include_extras=True)
+    options = {key: more for key, hint in hints.items() for more in getattr(hint, "__metadata__", ())}
+    named_alike = [
+        option
+        for key, option in options.items()
+        if isinstance(option, typer.models.OptionInfo) and option.metavar == key.upper()
+    ]
+    # In an annotation, Typer keeps the first name in the place of the default.
+    assert all(isinstance(option.default, str) and option.default.startswith("--") for option in named_alike)

@@ -23,7 +23,9 @@ def bench(
             metavar="BENCHMARK", help=f"Benchmarks to run: {', '.join(BENCHMARKS)}, or all.", show_default="all"
         ),
     ] = None,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="Device to measure on: cpu or cuda.")] = "cpu",
+    device: Annotated[
+        str, typer.Option("--device", metavar="DEVICE", help="Device to measure on: cpu or cuda.")
+    ] = "cpu",
     peers: Annotated[
         str | None,
         typer.Option(

@@ -38,7 +38,7 @@ def reproduce(
         int | None,
         typer.Option(metavar="N", min=1, help="Number of runs at the same time.", show_default="cores"),
     ] = None,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="Device to train on: cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="Device to train on: cpu or cuda.")] = "cpu",
     data: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder with MNIST; otherwise $PSGD_DATA, the cache, or a download is used."),

@@ -1,4 +1,4 @@
-"""Fast steps: blocks of one shape are stacked, all blocks of a param group move at once, and steps are recorded."""
+"""Fast steps: blocks of one shape are stacked, a bucket of stacks moves at once, and CUDA graphs replay whole steps."""
 
 from . import flags
 from .autocast import without_autocast

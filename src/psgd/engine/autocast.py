@@ -1,4 +1,4 @@
-"""Autocast is for the model, not for the step."""
+"""Context without autocast: autocast is meant for the model, not for the optimizer's step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def without_autocast(devices: Iterable[torch.device]) -> AbstractContextManager[object]:
-    """Context for the step's own products, without autocast, also if the whole step is under it."""
+    """Context that turns autocast off for the step's own products, even if the user calls ``step`` under autocast."""
     kinds = {device.type for device in devices}
     enabled = [kind for kind in kinds if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)]
     if not enabled:

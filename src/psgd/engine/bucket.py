@@ -1,4 +1,4 @@
-"""Stacks of one param group, device and precision: what takes its steps together."""
+"""Buckets: stacks of one param group, device and precision, which take their steps together."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ SPECTRUM = 2.0
 class Bucket:
     """Stacks that take their steps together.
 
-    All blocks belong to one param group, so every option is one number here, and what one group is told cannot change
-    the steps of another.
+    All blocks belong to one param group, so every option is one number here, and the options of one group cannot
+    change the steps of another.
 
     Args:
-        stacks: on one device, with one dtype of ``Q``, one of steps and one of parameters
+        stacks: stacks on one device, with the same dtype of ``Q``, of steps and of parameters
         group: index of their param group
-        structure: what ``Q`` is
-        normalize: how steps of ``Q`` are normalised
+        structure: structure of ``Q``
+        normalize: normalisation of the steps of ``Q``, or None for the default of the structure
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class Bucket:
         self.counts = [len(stack.blocks) for stack in self.stacks]
         self.device, self.dtype = self.stacks[0].device, self.stacks[0].dtype
         self._numbers: dict[str, Numbers] = {}
-        #: table of the parameters for kernels that go through all of them, see ``find_table``
+        #: table of the parameters for kernels that process all of them in one launch, see ``find_table``
         self.table: TensorTable | None = None
-        #: blocks with and without a gradient, at the last step in which some had none
+        #: blocks with and without a gradient, from the last step in which some blocks had no gradient
         self.division: Division | None = None
 
     @cached_property
     def Q(self) -> Groups:
-        """All ``Q`` of the blocks, fitted and applied as the structure does best."""
+        """All ``Q`` of the blocks; the structure decides how they are batched."""
         return self.structure.together([stack.group for stack in self.stacks], self.normalize)
 
     @cached_property
@@ -78,7 +78,7 @@ class Bucket:
         return [i for stack in self.stacks for i in stack.positions]
 
     def updating(self, fits: bool) -> AbstractContextManager[None]:
-        """Context in which averages, and ``Q`` if it is fitted, change for the blocks that have a gradient."""
+        """Context in which averages, and ``Q`` if ``fits``, change only for the blocks that have a gradient."""
         return nullcontext()
 
     @property
@@ -101,28 +101,28 @@ class Bucket:
         return factor
 
     def numbers(self, name: str) -> Numbers:
-        """Number of each block under a name of the state."""
+        """Numbers of the state with this name, one for each block."""
         parts = [stack.number(name) for stack in self.stacks]
         found = self._numbers.get(name)
-        if found is None or found.parts[0] is not parts[0]:  # averages may begin at any step
+        if found is None or found.parts[0] is not parts[0]:  # momentum may be switched on at any step
             found = self._numbers[name] = Numbers(parts)
         return found
 
     def average_(self, grads: Tensors, momentum: float, limit: Tensor | None, ok: Tensor) -> Average:
         """``m ← β m + (1 − β) g`` for limited gradients; without momentum the gradients themselves.
 
-        The result is divided by the sum of the weights, so that it is unbiased from the first step on; gradients
-        without momentum are divided by what limits them.
+        The result carries a divisor for each block. For an average it is the sum of the weights, which makes the
+        average unbiased from the first step on. For gradients without momentum it is ``1 / limit``.
         """
         if not self.averaging:
             return self.limited(grads, limit)
         lengths = grads.average_(self, 1 - momentum, limit, ok)
-        # Before the first usable gradient both are zero.
+        # Before the first usable gradient, the average and its weight are zero.
         weight = self.numbers("momentum_weight").read().clamp_min(torch.finfo(self.dtype).tiny)
         return Average(lambda: [stack.average["momentum"] for stack in self.stacks], weight, lengths=lengths)
 
     def limited(self, grads: Tensors, limit: Tensor | None) -> Average:
-        """Gradients themselves, to be divided by what limits them."""
+        """Gradients without averaging, with the divisor ``1 / limit``."""
         return Average(lambda: list(grads.pack(self)), None if limit is None else 1 / limit, averaged=False)
 
     def precondition(self, m: Average, keep: bool, room: Room) -> Preconditioned:
@@ -131,7 +131,7 @@ class Bucket:
         Args:
             m: averaged gradients
             keep: whether ``Q`` will be used again before it changes
-            room: where the result is to be
+            room: buffer for the result
         """
         d = self.Q.precondition(m.arrays, keep, room.outs())
         if m.weight is None:
@@ -148,18 +148,18 @@ class Bucket:
         room: Room,
         pace: Tensor | None = None,
     ) -> Direction:
-        """``P m`` with its limits and the buffer it lies in.
+        """``P m`` with the limits of each block, and the buffer that holds it.
 
         Args:
             d: ``P m``
-            options: those of the param group. ``max_rms`` is the largest root mean square of a block; that of a slice
-                along an axis with a diagonal factor, such as the row of an embedding, may be ``SLICE`` times as large,
-                and the spectral norm of such a block ``SPECTRUM`` times that of white noise.
-                ``clip_steps`` is the largest ratio of a length to the average of those before, see ``limits.of_steps``.
+            options: options of the param group. ``max_rms`` bounds the root mean square of a block. A slice along an
+                axis with a diagonal factor, such as the row of an embedding, may have ``SLICE`` times as much, and the
+                spectral norm of such a block may be ``SPECTRUM`` times ``max_rms`` times that of white noise.
+                ``clip_steps`` bounds the ratio of a length to the average of earlier ones, see ``limits.of_steps``.
             gradient: factor that limited the gradient of each block, or None
             fitted: whether ``Q`` was updated in this step
             ok: whether the step is taken
-            room: where the result was to be
+            room: buffer that was offered for the result
             pace: factor of the learning rate of each block, or None
         """
         buffer, length = room.buffer, d.length.to(self.dtype)
@@ -169,7 +169,7 @@ class Bucket:
         if buffer is not None and any(
             part.data_ptr() != a.v.data_ptr() for part, a in zip(self.parts_of(buffer), d.arrays, strict=True)
         ):
-            buffer = None  # a group that ignored where the result was to be
+            buffer = None  # a group did not write its result to the buffer
         limit = self.limit_rms(length, max_rms)
         if max_rms < math.inf:
             limit = self._limit_spectra(d, limit, SPECTRUM * max_rms)
@@ -192,7 +192,7 @@ class Bucket:
             d: ``P m``
             m: averaged gradients
             grads: gradients
-            options: those of the param group
+            options: options of the param group
             gradient: factor that limited the gradient of each block, or None
             ok: whether the step is taken
         """
@@ -208,7 +208,7 @@ class Bucket:
         return new
 
     def of_moving_blocks(self, direction: Direction) -> Direction:
-        """Direction in which blocks that rest have a length of zero; here all move."""
+        """Direction in which blocks without a gradient have a length of zero; here all blocks have one."""
         return direction
 
     def _limit_slices_(self, d: Preconditioned, length: Tensor, most: float) -> Tensor:
@@ -226,11 +226,11 @@ class Bucket:
         )
 
     def _limit_spectra(self, d: Preconditioned, limit: Tensor, most: float) -> Tensor:
-        """Limit also the spectral norms of blocks with a diagonal factor, to ``most`` times that of white noise.
+        """Factor that also limits the spectral norm of blocks with a diagonal factor to ``most (√n + √(numel / n))``.
 
-        What a dense factor whitens has hardly any direction that is longer than in noise. A diagonal one leaves those
-        that many slices have in common: a step of the same size is then several times as long along them, and a
-        learning rate that is good for dense factors is too large.
+        That is ``most`` times the spectral norm of white noise, with ``n`` the length of the diagonal axis. A diagonal
+        factor cannot remove a direction that many slices share: a step with the same root mean square is several times
+        as long in it as with a dense factor, and a learning rate that suits dense factors is too large.
         """
         axes = [stack.group.scale_axis for stack in self.stacks]
         if all(axis is None for axis in axes):
@@ -254,13 +254,13 @@ class Bucket:
         return limit
 
     def limit_rms(self, length: Tensor, max_rms: float) -> Tensor:
-        """Factor that shortens directions of some length to ``max_rms``, for each block."""
+        """``min(1, max_rms √numel / length)`` for each block: bounds the root mean square of a direction."""
         if max_rms < math.inf:
             return (max_rms * self.root_numel / length).clamp_(max=1)
         return torch.ones_like(length)
 
     def split(self, each: Tensor) -> list[Tensor]:
-        """A number for each block, as parts for the stacks."""
+        """Split an array with one number for each block into one part for each stack."""
         return [each] if len(self.counts) == 1 else list(each.split_with_sizes(self.counts))
 
     @cached_property
@@ -271,53 +271,53 @@ class Bucket:
 
     @cached_property
     def root_numel(self) -> Tensor:
-        """Root of the number of elements of each block."""
+        """Square root of the number of elements of each block."""
         return self.numel.sqrt()
 
     @cached_property
     def ones(self) -> Tensor:
-        """As many ones as there are blocks."""
+        """Array of ones, one for each block."""
         return torch.ones(sum(self.counts), dtype=self.dtype, device=self.device)
 
     def nbytes(self) -> int:
-        """Bytes of what is kept for the blocks."""
+        """Number of bytes of the state of all blocks."""
         return sum(stack.nbytes() for stack in self.stacks)
 
-    # For kernels that go through all parameters.
+    # Tables for kernels that process all parameters in one launch.
 
     @cached_property
     def starts(self) -> list[int]:
-        """Positions in a buffer at which the directions of each stack begin, and the size of the buffer."""
+        """Offset of the directions of each stack in a common buffer, followed by the size of the buffer."""
         sizes = [len(stack.blocks) * stack.blocks[0].numel for stack in self.stacks]
         return list(accumulate((-(-size // 128) * 128 for size in sizes), initial=0))
 
     def parts_of(self, buffer: Tensor) -> Iterator[Tensor]:
-        """Part of each stack, ``(B, *dims)``."""
+        """Part of a buffer for each stack, viewed as ``(B, *dims)``."""
         for stack, start in zip(self.stacks, self.starts, strict=False):
             shape = (len(stack.blocks), *stack.group.dims)
             yield buffer[start : start + math.prod(shape)].view(shape)
 
     @property
     def has_kernels(self) -> bool:
-        """Whether kernels can go through all parameters, as they must in a recording."""
+        """Whether kernels can process all parameters in one launch, as a captured step requires."""
         return all(ready(self.device, kernel) for kernel in TensorTable.kernels) and self.single and self.Q.recordable
 
     def find_table(self, like: Sequence[Tensor] | Mapping[int, Tensor], moves: bool) -> None:
-        """Make the table of parameters that kernels read, if they can; anew when parameters lie elsewhere now.
+        """Build the table of parameters that kernels read, if they can; rebuild it if parameters moved in memory.
 
         Args:
-            like: by position the parameters, or tensors like them if others move these
+            like: parameters by position, or tensors of the same kind if the kernels do not move the parameters
             moves: whether kernels move the parameters
         """
         if not self.has_kernels:
             return
         thetas = [as_real(like[i]) for i in self.positions]
         if self.table is None or not self.table.describes(thetas):
-            # While someone records a CUDA graph, nothing can be sent to the device.
+            # While the user captures a CUDA graph, the host cannot copy a table to the device.
             self.table = None if torch.cuda.is_current_stream_capturing() else new_table(self, thetas, moves)
 
     def can_read(self, tensors: Mapping[int, Tensor]) -> bool:
-        """Whether kernels can read tensors: as many numbers of the same dtype as each parameter, on the same device."""
+        """Whether kernels can read tensors: each has the number of elements, dtype and device of its parameter."""
         assert self.table is not None
         kind = (self.table.dtype, self.device)
         each = zip([tensors[i] for i in self.positions], self.table.numels, strict=True)
@@ -325,11 +325,11 @@ class Bucket:
 
     @cached_property
     def mean_addresses(self) -> Addresses:
-        """Addresses of the averages."""
+        """Device array with the address of the average of each block."""
         return Addresses(len(self.positions), self.device)
 
     def find_averages(self) -> None:
-        """Find the averages, if there are any, before a recording needs their addresses."""
+        """Write the addresses of the averages, if there are any, to the array that a captured step reads."""
         if self.averaging:
             means = [stack.average["momentum"] for stack in self.stacks]
             rows = [(mean.data_ptr(), mean.nbytes, mean.nbytes // len(mean)) for mean in means]

@@ -1,4 +1,4 @@
-"""The direction of a step, ``P m`` of all blocks of a bucket, and the buffer that it may lie in."""
+"""Direction of a step: ``P m`` of all blocks of a bucket, and the buffer that may hold it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Room:
-    """Buffer for ``P g`` of all stacks of a bucket, made when first asked for; only if kernels go through all of them.
+    """Buffer for ``P g`` of all stacks of a bucket, allocated on first use; only for buckets that have a table.
 
     Args:
         bucket: the bucket
-        buffer: buffer that is there already, or None
+        buffer: existing buffer to use, or None
     """
 
     def __init__(self, bucket: Bucket, buffer: Tensor | None = None) -> None:
@@ -27,7 +27,7 @@ class Room:
         self.buffer = buffer
 
     def outs(self) -> list[Tensor | None]:
-        """Part of each stack, or None."""
+        """Part of the buffer for each stack, or None for each if the bucket has no table."""
         bucket = self.bucket
         if bucket.table is None:
             return [None] * len(bucket.stacks)
@@ -41,9 +41,9 @@ class Direction(Preconditioned):
     """``P m`` of a bucket.
 
     Args:
-        limit: factor for each block that limits the step
-        pace: factor for each block of the learning rate, or None
-        buffer: buffer in which all arrays lie, if they do
+        limit: factor that limits the step of each block
+        pace: factor of the learning rate of each block, or None
+        buffer: buffer that holds all arrays, or None if they are separate
     """
 
     limit: Tensor = field(kw_only=True)

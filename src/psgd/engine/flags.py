@@ -1,4 +1,4 @@
-"""Whether a step can be taken at all, as flags on the devices: the host never reads them."""
+"""Flags that decide whether a step is taken; they stay on the devices, so that the host never waits for a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Flags", "agree", "are_finite", "count_skipped_", "loss_is_finite", "
 
 
 def loss_is_finite(loss: Any) -> list[Tensor]:
-    """A flag, if there is anything to say."""
+    """Flag whether the loss is finite, as a list with one element; empty if the host can see that it is finite."""
     if isinstance(loss, Tensor):
         number = values_seen(loss.detach())
         if isinstance(number, float) and math.isfinite(number):
@@ -31,14 +31,14 @@ def loss_is_finite(loss: Any) -> list[Tensor]:
 
 
 def rate_is_valid(lr: Any) -> list[Tensor]:
-    """A flag for a learning rate that lives on a device: whether it is a finite number of at least 0."""
+    """Flag whether a learning rate on a GPU is finite and at least 0; empty for others, which the host has checked."""
     if isinstance(lr, Tensor) and lr.device.type != "cpu":
         return [(torch.isfinite(lr) & (lr >= 0)).reshape(())]
     return []
 
 
 def are_finite(lengths: Tensor) -> list[Tensor]:
-    """A flag for lengths, which are finite or NaN, unless the host sees that all of them are finite."""
+    """Flag whether all lengths are finite, as a list with one element; empty if the host can see that they are."""
     numbers = values_seen(lengths)
     if isinstance(numbers, list) and all(map(math.isfinite, numbers)):
         return []
@@ -53,7 +53,7 @@ def count_skipped_(counts: Mapping[torch.device, Tensor], ok: Flags) -> None:
 
 
 def agree(flags: Sequence[Tensor], devices: Collection[torch.device]) -> dict[torch.device, Tensor]:
-    """Whether all flags are true, for every device. With one device nothing has to be sent."""
+    """Logical AND of all flags, as one flag on every device; with a single device nothing is copied."""
     if not flags:
         return {device: torch.ones((), dtype=torch.bool, device=device) for device in devices}
     local: defaultdict[torch.device, list[Tensor]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Steps recorded as CUDA graphs: where kernels are short, launching them takes longer than running them."""
+"""Steps captured as CUDA graphs: if kernels are short, launching them costs more time than running them."""
 
 from __future__ import annotations
 
@@ -17,40 +17,41 @@ from ..notice import warn
 #: result of a function
 T = TypeVar("T")
 
-#: number of ordinary calls before a recording: libraries set themselves up, and options may still change
+#: number of warm-up calls before a capture, in which libraries initialise themselves and options may still change
 WARM_UP = 2
-#: largest number of recordings that are kept, and of keys that are remembered
+#: largest number of graphs that are kept, and of keys whose calls are counted
 MOST = 16
-#: largest share of a device's memory for which steps are recorded; beyond it, kernels are long anyway
+#: largest share of a device's memory for which steps are captured; kernels on more memory are long anyway
 LARGE = 1 / 16
 
 
 class Graphs:
-    """Functions without arguments, each recorded under a key once it has been called a few times.
+    """CUDA graphs of functions without arguments, each captured under a key after ``WARM_UP`` ordinary calls.
 
-    All memory they read and write must stay where it is. What they need meanwhile stays reserved, once for all of them.
-    Their results are kept with the recordings. They hold until the next replay: another recording may use their memory.
+    All memory that a function reads and writes must keep its address. Its temporary memory stays reserved, in one pool
+    for all graphs. The result of a function is kept with its graph and is valid until the next replay, as another graph
+    may use the same memory.
 
     Args:
         device: a CUDA device
-        nbytes: of the optimizer's state there, and of what a step copies
+        nbytes: number of bytes of the optimizer's state on this device, and of the copies that a step makes
     """
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
         self.device = device
         self.nbytes = nbytes
         self._seen: Counter[Hashable] = Counter()
-        #: recordings with the results of their functions
+        #: graphs with the results of their functions
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self._pool: Any = None
         self._held: dict[str, list[tuple[Any, Tensor]]] = {}
 
     def __len__(self) -> int:
-        """Number of recordings that are kept."""
+        """Number of graphs that are kept."""
         return len(self._graphs)
 
     def __contains__(self, key: Hashable) -> bool:
-        """Whether a recording is kept under a key."""
+        """Whether a graph is kept under a key."""
         return key in self._graphs
 
     @cached_property
@@ -58,7 +59,7 @@ class Graphs:
         return self.nbytes < LARGE * torch.cuda.get_device_properties(self.device).total_memory
 
     def hold(self, name: str, values: Sequence[Any], dtype: torch.dtype) -> list[Tensor]:
-        """Numbers, or tensors with one element, at places that stay the same from call to call."""
+        """Copy numbers, or tensors with one element, to device memory with the same addresses at every call."""
         held = self._held.get(name)
         if held is None or len(held) != len(values):
             held = [(None, torch.empty((), dtype=dtype, device=self.device)) for _ in values]
@@ -72,19 +73,22 @@ class Graphs:
         return [place for _, place in held]
 
     def __call__(self, key: Hashable, function: Callable[[], T]) -> T:
-        """Result of the function: it is called, or what it did under that key is replayed."""
+        """Result of the function, which is called, or whose graph under this key is replayed."""
         if key not in self._graphs:
             self._seen[key] += 1
             if self._seen[key] <= WARM_UP or not self._record(key, function):
-                while len(self._seen) > MOST:  # of keys that come once, as in a schedule, none is recorded
+                while len(self._seen) > MOST:  # keys that occur only once, as in a schedule, are never captured
                     del self._seen[next(iter(self._seen))]
                 return function()
-        graph, result = self._graphs[key] = self._graphs.pop(key)  # now the last to be dropped
+        graph, result = self._graphs[key] = self._graphs.pop(key)  # most recently used
         graph.replay()
         return cast("T", result)
 
     def _record(self, key: Hashable, function: Callable[[], Any]) -> bool:
-        """Whether there is a recording now. Nothing has been done yet, so if not, it can be done as usual."""
+        """Capture the function and return whether that worked; if not, the caller calls the function instead.
+
+        A capture executes nothing on the device, so the function can still be called after a failed one.
+        """
         if not self.worthwhile:
             return False
         graph = torch.cuda.CUDAGraph()
@@ -100,7 +104,7 @@ class Graphs:
                 error = e
             try:
                 graph.capture_end()
-            except RuntimeError as e:  # follows from the first error, if there was one
+            except RuntimeError as e:  # a consequence of the first error, if there was one
                 error = error or e
         if error is not None:
             self.worthwhile = False
@@ -122,17 +126,17 @@ class Graphs:
 
 @cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """Stream on which all recordings of a device are made, those of all optimizers.
+    """Stream on which the graphs of all optimizers on a device are captured.
 
-    Memory belongs to a stream, and libraries keep a workspace for each: with one of its own, every optimizer of a
-    process would leave 32 MiB behind on an H200.
+    Memory belongs to a stream, and libraries keep a workspace for each stream. If every optimizer of a process had a
+    stream of its own, each would leave 32 MiB behind on an H200.
     """
     return torch.cuda.Stream(device)
 
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Context, also a decorator: whatever is collected may call the driver, which must not happen in a recording."""
+    """Context, also a decorator, without garbage collection: freed objects may call the driver and break a capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Limits of gradients and steps, each derived from the lengths that those of the same block had before."""
+"""Limits of gradients and steps, each relative to earlier gradients or steps of the same block."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..ops.look import between
 
-#: factor by which the length of the longest recent gradient fades in a step
+#: factor by which the remembered length of the longest gradient decays in a step
 FADING = 0.99
-#: factor by which older steps count less in the average of their lengths
+#: factor by which the weight of earlier steps decays in the average length of steps
 FORGETTING = 0.98
 
 
@@ -20,16 +20,16 @@ def of_gradients(
 ) -> tuple[Tensor | None, Tensor]:
     """Factor for each block that makes its gradient at most ``most`` times as long as the longest recent one.
 
-    The length of the longest recent gradient fades slowly, and rises by at most the same factor in a step. So an
-    outlier of any size changes the averages by little, and if gradients stay long, they are no longer shortened after a
-    few steps.
+    The remembered length of the longest gradient decays slowly, and rises by at most a factor of ``most`` in a step. An
+    outlier of any size therefore changes the averages by little, and if gradients stay long, they are no longer
+    shortened after a few steps.
 
     Args:
         lengths: length of the gradient of each block
-        longest: length of the longest recent one; zero before the first
+        longest: length of the longest recent gradient of each block; zero before the first
         most: largest ratio
         ok: whether the step is taken
-        look: whether the host may look at the lengths; there are no factors then if nothing is shortened
+        look: whether the host may read the lengths; it then returns None instead of factors that are all one
 
     Returns:
         the factors or None, and the new length of the longest recent gradient
@@ -53,24 +53,25 @@ def of_steps(
     gradient: Tensor | None = None,
     fitted: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Factor for each block that makes its step at most ``most`` times as long as they have been on average.
+    """Factor for each block that makes its step at most ``most`` times as long as its average earlier step.
 
     A step that is shortened to twice the average of ``n`` steps raises that average by a factor of ``1 + 1/n``, where
-    ``n`` is at most 50. So lengths grow at most in proportion to the number of steps at first, and later by two percent
-    in a step: enough for a ``P`` that is still too small, and too slow to explode where ``P`` is wrong.
+    ``n`` is at most 50. Lengths therefore grow at most in proportion to the number of steps at first, and later by two
+    percent in a step. This is fast enough for a ``P`` that is still too small, and too slow to explode if ``P`` is
+    wrong.
 
-    Steps too short to move anything are not counted. Nor are those of a gradient that had to be limited: it is an
-    outlier, or the loss has changed its scale, and ``P`` has not followed yet.
+    Steps too short to move anything are not counted. Steps whose gradient had to be limited are not counted either:
+    such a gradient is an outlier, or the loss has changed its scale and ``P`` has not followed yet.
 
     Args:
         lengths: length of the step of each block
-        total: sum of the lengths of the steps before
-        count: number of these; both fade slowly
+        total: sum of the lengths of earlier steps, which decay by ``FORGETTING`` in a step
+        count: number of these steps, which decays likewise
         most: largest ratio
         ok: whether the step is taken
         gradient: factor that limited the gradient of each block, or None
-        fitted: whether ``Q`` was updated in this step. The first step of a block waits for that: before, ``P`` is the
-            identity, and steps are of any size.
+        fitted: whether ``Q`` was updated in this step. A block does not move before ``Q`` is first updated: until
+            then ``P`` is the identity, and steps have an arbitrary size.
 
     Returns:
         the factors, and the new sum and number

@@ -1,4 +1,4 @@
-"""The step of the parameters: ``θ ← θ − (rate · d + decay · θ)``, for all buckets at once."""
+"""Step of the parameters: ``θ ← θ − (rate · d + decay · θ)``, for all buckets at once."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Options = Mapping[str, Any]
 
 
 class Motion:
-    """Directions of all buckets and the rate of each block: ``lr``, less where its step is limited.
+    """Directions of all buckets, and the rate of each block: ``lr · limit · pace / divisor``, limited by ``max_norm``.
 
     Args:
         buckets: all buckets of a step
-        directions: for each bucket
-        groups: the param groups
-        total_length: gives the length of the directions of all ranks from that of this rank
+        directions: direction of each bucket
+        groups: param groups
+        total_length: function from the length of this rank's directions to the length of the directions of all ranks
     """
 
     def __init__(
@@ -52,29 +52,29 @@ class Motion:
                 rates[k] = rates[k] * direction.pace
             if direction.divisor is not None:
                 rates[k] = rates[k] / direction.divisor
-        #: for each bucket the rates of its blocks
+        #: rates of the blocks of each bucket
         self.rates = rates
-        #: for each param group
+        #: weight decay of one step for each param group
         self.decays = [decay(group) for group in groups]
 
     def is_finite(self) -> list[Tensor]:
-        """Flags that say whether the lengths of all directions are finite."""
+        """Flags that tell whether the lengths of all directions are finite."""
         return [flag for direction in self.directions for flag in flags.are_finite(direction.length)]
 
     def steps(self) -> Iterator[tuple[int, Tensor]]:
-        """``rate · d`` for each parameter, by position; the directions are used up."""
+        """``rate · d`` for each parameter, with its position; this may overwrite the directions."""
         for bucket, direction, rates in zip(self.buckets, self.directions, self.rates, strict=True):
             for stack, d, rate in zip(bucket.stacks, direction.arrays, bucket.split(rates), strict=True):
                 yield from stack.unpack(d.times(rate, stack.blocks[0].shape, bucket.dtype))
 
     def apply_(self, params: Sequence[Tensor], group_of: Sequence[int], given: Container[int], ok: Flags) -> None:
-        """Move the parameters that have gradients, if ``ok``: all of them, or none.
+        """Move all parameters that have gradients if ``ok``, and none of them otherwise.
 
         Args:
             params: all parameters
-            group_of: the param group of each
-            given: positions of those that have gradients
-            ok: a flag for each device
+            group_of: index of the param group of each parameter
+            given: positions of the parameters that have gradients
+            ok: flag for each device
         """
         if all(direction.buffer is not None for direction in self.directions):
             for bucket, direction, rates in zip(self.buckets, self.directions, self.rates, strict=True):
@@ -103,7 +103,7 @@ def _subtract_by_table_(bucket: Bucket, direction: Direction, rates: Tensor, dec
 
 
 def _length(parts: Sequence[Tensor]) -> Tensor:
-    """Length of all blocks as one vector."""
+    """Length of the vector that all blocks form together, from the lengths of the blocks."""
     if not parts:
         return torch.zeros((), device="cpu")
     each = [part.norm() for part in parts]

@@ -10,9 +10,9 @@ from torch import Tensor
 from ..groups.base import Scaled, dots
 from ..probes import Average
 
-#: largest factor
+#: largest factor of a learning rate
 MOST = 1e6
-#: how many times as fast the factor falls after a step that went too far as it grows after one that was too short
+#: ratio of the speed at which the factor falls after steps that are too long to that at which it grows otherwise
 CAUTION = 3
 
 
@@ -34,10 +34,10 @@ def adapted(factor: Tensor, slope: Tensor, square: Tensor, rate: float, ok: Tens
     and with equal weights the bound at 1 would turn these fluctuations into a factor above 1.
 
     Args:
-        factor: factor of each block; zero before the first step counts as one
+        factor: factor of each block; the zero before the first step counts as one
         slope: ``gᵀP m`` of each block
         square: ``mᵀP m`` of each block
-        rate: largest change of the logarithm in a step
+        rate: change of the logarithm of the factor in a step with ``s = 1``
         ok: whether the step is taken
     """
     old = factor.clamp(min=1)
@@ -50,11 +50,12 @@ def adapted(factor: Tensor, slope: Tensor, square: Tensor, rate: float, ok: Tens
 def slope(Pg: Sequence[Scaled], gs: Sequence[Tensor], m: Average, beta: float) -> Tensor:
     """``gᵀP m₀`` of each block, where ``m₀`` is the unbiased average before this step; zero in the first step.
 
-    It follows from the average after this step, ``m = β m₀ + (1 − β) g`` before both are divided by their weights.
+    The average before the step is not kept. Its product follows from the average after the step, which before the
+    division by weights is ``m = β m₀ + (1 − β) g``.
 
     Args:
         Pg: ``P g``
-        gs: gradients, which ``m`` already has
+        gs: gradients, which ``m`` already includes
         m: averaged gradients after this step
         beta: momentum
     """

@@ -1,8 +1,9 @@
-"""Buckets for a step in which some blocks have no gradient: those keep all their bits, and the others do not notice.
+"""Buckets for a step in which some blocks have no gradient.
 
-If few blocks rest, the whole bucket takes its step, and those few get back what they had: a batch of all blocks is
-there already, and what is copied is small. If many rest, the others are copied to a smaller bucket, which costs no work
-for those that rest.
+Blocks without a gradient keep every bit of their state, and do not affect the other blocks. If they are few, the whole
+bucket takes the step, and their state is saved before it and restored after it: the batch of all blocks exists already,
+and the copies are small. If they are many, the other blocks are copied to a smaller bucket, so that no work is spent on
+blocks without a gradient.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from ..ops.streams import sent
 from .bucket import Bucket
 from .direction import Direction
 
-#: largest share of a bucket, in bytes of state, that rests while the whole bucket takes a step; that wastes at most a
-#: third of the work, and copies less than the other way would
+#: largest share of a bucket, in bytes of state, that may lack gradients while the whole bucket takes a step. This adds
+#: at most a third to the work, and copies less than a smaller bucket would.
 FEW = 1 / 4
 
 
 class Division:
-    """Blocks of a bucket that have a gradient, and those that have none.
+    """Division of the blocks of a bucket into those with and those without a gradient.
 
     Args:
         bucket: the bucket
-        given: for each stack the rows of the blocks that have a gradient
+        given: rows of the blocks that have a gradient, one list for each stack
     """
 
     def __init__(self, bucket: Bucket, given: list[list[int]]) -> None:
@@ -42,30 +43,33 @@ class Division:
 
     @cached_property
     def rows(self) -> list[Tensor]:
-        """Rows of the blocks that have a gradient, for each stack."""
+        """Rows of the blocks with a gradient, as one index tensor for each stack."""
         return [self.on_device(rows) for rows in self.given]
 
     @cached_property
     def resting(self) -> list[list[int]]:
-        """Rows of the blocks that have none, for each stack."""
+        """Rows of the blocks without a gradient, one list for each stack."""
         each = zip(self.counts, map(set, self.given), strict=True)
         return [[row for row in range(count) if row not in given] for count, given in each]
 
     @cached_property
     def has_gradient(self) -> Tensor:
-        """Whether each block has a gradient."""
+        """One flag for each block: whether it has a gradient."""
         flags = torch.zeros(sum(self.counts), dtype=torch.bool, device="cpu")
         for part, rows in zip(flags.split(self.counts), self.given, strict=True):
             part[rows] = True
         return sent(flags, self.device)
 
     def on_device(self, rows: list[int]) -> Tensor:
-        """Rows as a tensor that indexes others."""
+        """Rows as an index tensor on the device of the bucket."""
         return sent(torch.tensor(rows, dtype=torch.int64, device="cpu"), self.device)
 
 
 def having(bucket: Bucket, given: Container[int]) -> Bucket | None:
-    """Bucket for a step of the blocks of which at least one parameter is given: itself if all are, None if none is."""
+    """Bucket for a step of all blocks with at least one parameter in ``given``.
+
+    It is ``bucket`` itself if these are all of its blocks, and None if there are none.
+    """
     if all(i in given for i in bucket.positions):
         return bucket
     rows = [stack.having(given) for stack in bucket.stacks]
@@ -79,11 +83,11 @@ def having(bucket: Bucket, given: Container[int]) -> Bucket | None:
 
 
 class MostOfBucket(Bucket):
-    """All blocks of a bucket, of which a few rest.
+    """All blocks of a bucket, a few of which have no gradient.
 
     Args:
         whole: the bucket
-        division: which of its blocks rest
+        division: its blocks with and without a gradient
     """
 
     def __init__(self, whole: Bucket, division: Division) -> None:
@@ -92,11 +96,11 @@ class MostOfBucket(Bucket):
         self._among = division
 
     def find_table(self, like: object, moves: bool) -> None:
-        """No table: kernels go through all parameters, and some of them stay where they are."""
+        """Build no table: kernels would move all parameters, and those without a gradient must not move."""
 
     @contextmanager
     def updating(self, fits: bool) -> Iterator[None]:
-        """Also if the step fails, blocks that rest have what they had."""
+        """Context that restores the state of blocks without a gradient at its end, even if the step fails."""
         kept = []
         for stack, rows in zip(self.stacks, self._among.resting, strict=True):
             if rows:
@@ -108,18 +112,18 @@ class MostOfBucket(Bucket):
             _put_(kept)
 
     def of_moving_blocks(self, direction: Direction) -> Direction:
-        """Direction in which blocks that rest, which nobody moves, have a length of zero."""
+        """Direction in which blocks without a gradient have a length of zero and no limit, as they do not move."""
         direction.length = torch.where(self._among.has_gradient, direction.length, 0.0)
         direction.limit = torch.where(self._among.has_gradient, direction.limit, 1.0)
         return direction
 
 
 class SomeOfBucket(Bucket):
-    """Copies of the blocks of a bucket that have a gradient; stacks of which all blocks have one are not copied.
+    """Copies of the blocks that have a gradient; a stack in which all blocks have one is used without a copy.
 
     Args:
         whole: the bucket
-        division: which of its blocks have a gradient
+        division: its blocks with and without a gradient
     """
 
     def __init__(self, whole: Bucket, division: Division) -> None:
@@ -131,11 +135,11 @@ class SomeOfBucket(Bucket):
         super().__init__([part for _, _, part in self.taken], whole.group, whole.structure, whole.normalize)
 
     def find_table(self, like: object, moves: bool) -> None:
-        """No table: its copies are elsewhere at every step."""
+        """Build no table: the copies have other addresses at every step."""
 
     @contextmanager
     def updating(self, fits: bool) -> Iterator[None]:
-        """Afterwards the bucket that they were copied from has learned what they have; if the step fails, nothing."""
+        """Context that copies the new state back to the whole bucket at its end, and nothing if the step fails."""
         yield
         learned = []
         for whole, rows, part in self.taken:
@@ -147,7 +151,7 @@ class SomeOfBucket(Bucket):
 
 
 def _put_(values: Sequence[tuple[Tensor, list[int], Tensor]]) -> None:
-    """Copy values to some rows of each of some buffers, in one call: an interrupt finds all of them copied, or none."""
+    """Copy values to the given rows of buffers, in one call, so that an interrupt finds all of them copied, or none."""
     places = [buffer.select(0, row) for buffer, rows, _ in values for row in rows]
     if places:
         torch._foreach_copy_(places, [row for _, _, new in values for row in new.unbind()])

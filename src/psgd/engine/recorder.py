@@ -1,4 +1,4 @@
-"""Recorded steps: decides which steps become CUDA graphs, under which key, and points them to the present gradients."""
+"""Captured steps: which steps become CUDA graphs, under which key, and how graphs find the current gradients."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from .tensors import PairsAtAddresses, TensorsAtAddresses
 from .work import Work
 
 T = TypeVar("T")
-#: the part of a step that a rank does alone: averages, ``Q``, and the directions of its own blocks
+#: part of a step without communication: averages, ``Q``, and the directions of the blocks of this rank
 Advance = Callable[[Work], list[Direction]]
-#: the rest of a step, in which ranks may send each other something: moves the parameters along the directions
+#: rest of a step, in which ranks may communicate: it moves the parameters along the directions
 Move = Callable[[Work, list[Direction]], None]
 
 
 class Recorder:
-    """Replays steps that were recorded, and records those that come again.
+    """Captures steps that repeat as CUDA graphs, and replays them.
 
     Args:
-        enabled: whether steps are recorded; without it the same work is launched from the host
-        sends: whether ranks send each other something in a step. Then the lengths of gradients are one recording, what
-            a rank does alone is another, and between and after them the host lets the ranks communicate.
-        options: names of the numbers of a param group that a recording depends on
+        enabled: whether steps are captured; otherwise the host launches the same kernels
+        sends: whether ranks communicate in a step. The lengths of gradients are then one graph, ``advance`` is another,
+            and ranks communicate between and after the two.
+        options: names of the options of a param group that a graph depends on
     """
 
     def __init__(self, enabled: bool, sends: bool, options: Iterable[str]) -> None:
@@ -56,15 +56,15 @@ class Recorder:
         advance: Advance,
         move: Move,
     ) -> None:
-        """Advance and move, or replay what that did.
+        """Take a step: call ``advance`` and ``move``, or replay their CUDA graphs.
 
         Args:
-            work: what the step does
-            probe: fits ``Q``
-            criterion: what ``Q`` is fitted to
+            work: work of the step
+            probe: probe, which fits ``Q``
+            criterion: criterion that ``P`` is fitted to
             params: all parameters
-            agree: makes one decision from flags, for each device, the same on all ranks
-            advance: part of a step that a rank does alone
+            agree: function from flags to one decision for each device, which is the same on all ranks
+            advance: part of the step without communication
             move: rest of the step
         """
         for bucket in work.buckets:
@@ -77,9 +77,9 @@ class Recorder:
             self._replay(work, given, probe, criterion, params, agree, advance, move)
 
     def _readable(self, work: Work, probe: Probe, criterion: Criterion) -> dict[str, dict[int, Tensor]] | None:
-        """Tensors whose addresses a recorded step has to know, if this step can be one; else None.
+        """Tensors whose addresses a captured step reads, by name and position; None if this step cannot be captured.
 
-        It can if it is the same work at the same places every time, but for the places of gradients and pairs.
+        It can be captured if it does the same work on the same memory every time, except for gradients and pairs.
         """
         buckets = work.buckets
         if (
@@ -113,18 +113,18 @@ class Recorder:
         advance: Advance,
         move: Move,
     ) -> None:
-        """Advance by a recorded step, once there is one, or by the step that would be recorded.
+        """Replay a captured step or, before it is captured, launch the same kernels from the host.
 
-        Step sizes, and the addresses of gradients and pairs, may change; all else is part of the recording.
+        Learning rates, and the addresses of gradients and pairs, may change; everything else is part of the graph.
 
         Args:
-            work: what the step does
-            given: what ``_readable`` returned
-            probe: fits ``Q``
-            criterion: what ``Q`` is fitted to
+            work: work of the step
+            given: result of ``_readable``
+            probe: probe, which fits ``Q``
+            criterion: criterion that ``P`` is fitted to
             params: all parameters
-            agree: makes one decision from flags, for each device, the same on all ranks
-            advance: part of a step that a rank does alone
+            agree: function from flags to one decision for each device, which is the same on all ranks
+            advance: part of the step without communication
             move: rest of the step
         """
         buckets = work.buckets
@@ -148,11 +148,12 @@ class Recorder:
 
         def alone() -> list[Direction]:
             for bucket, keeps in zip(buckets, kept, strict=True):
-                if not keeps:  # a recording forms P of all factors of a bucket, or of none
+                if not keeps:  # a graph forms P of all factors of a bucket, or of none
                     bucket.Q.forget_P()
             return advance(recorded)
 
-        # Neither kernels nor recordings tell autograd that tensors change. Before, so that an interrupt comes too late.
+        # Neither kernels nor graphs tell autograd that tensors change. It is told before they run, so that an interrupt
+        # cannot leave a change unreported.
         changed = [] if self.sends else [params[i] for bucket in buckets for i in bucket.positions]
         changed += [buffer for bucket in due for stack in bucket.stacks for buffer in stack.group.buffers().values()]
         torch.autograd.graph.increment_version(changed)
@@ -179,7 +180,7 @@ class Recorder:
         alone: Callable[[], list[Direction]],
         move: Move,
     ) -> None:
-        """Take a step as one recording."""
+        """Take a step as one CUDA graph."""
         device = work.buckets[0].device
         so_far = flags.agree(work.flags, [device])[device] if work.flags else True
         (before,) = graphs.hold("ok", [so_far], torch.bool)
@@ -200,9 +201,9 @@ class Recorder:
         alone: Callable[[], list[Direction]],
         move: Move,
     ) -> None:
-        """Take a step as two recordings, between and after which ranks communicate.
+        """Take a step as two CUDA graphs, between and after which ranks communicate.
 
-        All ranks communicate in the same order, whether their own part is recorded, called or nothing at all.
+        All ranks communicate in the same order, whether they replay a graph, launch kernels or own no blocks.
         """
         graphs, device = recordings.graphs, work.buckets[0].device
         grads = recorded.grads
@@ -222,10 +223,10 @@ class Recorder:
         return graphs(key, function) if self.enabled else function()
 
     def _of(self, work: Work, probe: Probe) -> Recordings:
-        """Recordings of steps of these buckets, and of others of the same optimizer.
+        """CUDA graphs of the steps of these buckets, and of other buckets of the same optimizer.
 
-        A param group may rest for a step without ending the recordings of all. New buckets, as after loading a
-        checkpoint, have nothing in common with the old ones, whose recordings are dropped.
+        If a param group has no gradients in a step, the graphs of the other steps are kept. If all buckets are new, as
+        after loading a checkpoint, the graphs of the old ones are dropped.
         """
         buckets = work.buckets
         if self._recordings is None or self._recordings.buckets.isdisjoint(buckets):
@@ -239,7 +240,7 @@ class Recorder:
     def _key(
         self, work: Work, tensors: Iterable[TensorsAtAddresses], probe: Probe, criterion: Criterion
     ) -> tuple[Any, ...]:
-        """Everything else that a recording depends on."""
+        """Everything else that a graph depends on."""
         numbers = tuple(group[name] for group in work.groups for name in self.options)
         tables = tuple(bucket.table for bucket in work.buckets)
         aligned = tuple(addresses.aligned for each in tensors for addresses in each.addresses.values())
@@ -251,10 +252,10 @@ class Recorder:
 
 
 def _only_averages(buckets: Sequence[Bucket], probe: Probe) -> bool:
-    """Whether gradients are averaged and then not needed any more, so that they need not be copied."""
+    """Whether a step uses gradients only to average them, so that it need not copy them."""
     return probe.of_average and all(bucket.averaging for bucket in buckets)
 
 
 def _in_order(t: Tensor) -> Tensor:
-    """``t`` with its elements one after the other in memory: itself, or a copy."""
+    """``t`` with contiguous elements and without a lazy negation: itself, or a copy."""
     return t.contiguous().resolve_neg()

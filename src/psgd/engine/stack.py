@@ -15,9 +15,9 @@ from ..ops import parameters
 
 #: names of the tensors that hold an average of gradients
 AVERAGE = ("momentum", "momentum_weight")
-#: names of the tensors with a number for each block that limits, or the factor of the learning rate, are derived from
+#: names of the tensors with one number for each block, from which limits and the factor of the learning rate follow
 LENGTHS = ("grad_length", "step_total", "step_count", "lr_factor")
-#: names of all tensors with a number for each block
+#: names of all tensors with one number for each block
 NUMBERS = (*LENGTHS, AVERAGE[1])
 
 
@@ -27,11 +27,11 @@ class Stack:
     Args:
         blocks: the B blocks
         group: their ``Q``
-        average: the average of gradients, and the sum of its weights: ``{"momentum": …, "momentum_weight": …}``, or
-            empty
-        lengths: for each block the length of its longest recent gradient (``grad_length``), and the sum of the lengths
-            of its steps with their number (``step_total``, ``step_count``), and the factor of its learning rate
-            (``lr_factor``); zero before the first one
+        average: the average of gradients, and the sum of its weights: ``{"momentum": …, "momentum_weight": …}``;
+            empty without momentum
+        lengths: for each block the length of its longest recent gradient (``grad_length``), the sum of the lengths of
+            its steps and their number (``step_total``, ``step_count``), and the factor of its learning rate
+            (``lr_factor``); all are zero before the first step
         dtype: dtype of gradients, averages and steps; ``Q`` may be less precise
     """
 
@@ -58,7 +58,7 @@ class Stack:
 
     @cached_property
     def plain(self) -> bool:
-        """Whether each block is one real parameter, as it is."""
+        """Whether each block is one real parameter in its own shape."""
         return all(block.views == block.shapes and len(block.params) == 1 for block in self.blocks)
 
     @cached_property
@@ -75,7 +75,7 @@ class Stack:
             yield from block.params
 
     def having(self, given: Container[int]) -> list[int]:
-        """Rows of the blocks of which at least one parameter is given."""
+        """Rows of the blocks with at least one parameter in ``given``."""
         if self.single:
             return [row for row, i in enumerate(self.positions) if i in given]
         return [row for row, block in enumerate(self.blocks) if any(i in given for i in block.params)]
@@ -84,21 +84,21 @@ class Stack:
         return {**self.group.buffers(), **self.average, **self.lengths}
 
     def number(self, name: str) -> Tensor:
-        """Number of each block under a name."""
+        """Tensor with one number for each block, by its name."""
         return self.lengths[name] if name in self.lengths else self.average[name]
 
     def bind(self, buffers: dict[str, Tensor], blocks: Sequence[Block] | None = None) -> Stack:
-        """Stack with other buffers, and if given other blocks."""
+        """Stack with other buffers and, if given, other blocks."""
         average, lengths = ({name: buffers[name] for name in names} for names in (self.average, self.lengths))
         return Stack(blocks or self.blocks, self.group.bind(buffers), average, lengths, self.dtype)
 
     def changing(self, fits: bool) -> dict[str, Tensor]:
-        """Buffers that a step changes; ``Q`` is among them only if it is fitted."""
+        """Buffers that a step changes; those of ``Q`` are among them only if ``fits``."""
         buffers = self.buffers()
         return buffers if fits else {**self.average, **self.lengths}
 
     def pack(self, tensors: Mapping[int, Tensor]) -> Tensor:
-        """Stack the blocks of the given parameters, by position; parameters left out count as zero."""
+        """Array ``(B, *shape)`` of the blocks, packed from tensors by position; a missing tensor counts as zero."""
         packed = []
         for block in self.blocks:
             parts = [
@@ -109,7 +109,7 @@ class Stack:
         return packed[0].unsqueeze(0) if len(packed) == 1 else torch.stack(packed)
 
     def unpack(self, stacked: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Positions of the parameters, and their parts as views of ``stacked``."""
+        """Position of each parameter with its part of ``stacked``."""
         if self.plain:
             yield from zip(self.positions, stacked.unbind(), strict=True)
             return
@@ -117,11 +117,11 @@ class Stack:
             yield from zip(block.params, block.unpack(part), strict=True)
 
     def select(self, chosen: Sequence[int], rows: Tensor) -> Stack:
-        """Stack of copies of some of the blocks; all of them is this stack itself.
+        """Stack with copies of some of the blocks, or this stack itself if all are chosen.
 
         Args:
-            chosen: their rows
-            rows: the same on the device
+            chosen: rows of the blocks
+            rows: the same rows as a tensor on the device
         """
         if len(chosen) == len(self.blocks):
             return self
@@ -129,12 +129,12 @@ class Stack:
         return self.bind(copies, [self.blocks[row] for row in chosen])
 
     def nbytes(self) -> int:
-        """Bytes of what is kept for the blocks."""
+        """Number of bytes of the state of all blocks."""
         return sum(buffer.nbytes for buffer in self.buffers().values())
 
     @staticmethod
     def new_averages(count: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-        """Averages of no gradients, for some blocks of one shape."""
+        """Averages before the first gradient, for ``count`` blocks of one shape: zeros with a weight of zero."""
         return {
             "momentum": torch.zeros(count, *shape, dtype=dtype, device=device),
             "momentum_weight": torch.zeros(count, dtype=dtype, device=device),
@@ -142,16 +142,16 @@ class Stack:
 
     @staticmethod
     def new_lengths(count: int, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-        """Lengths of no gradients and no steps, for some blocks."""
+        """Numbers of ``LENGTHS`` before the first step, for ``count`` blocks: zeros."""
         return {name: torch.zeros(count, dtype=dtype, device=device) for name in LENGTHS}
 
     def start_average(self) -> None:
         self.average = self.new_averages(len(self.blocks), self.blocks[0].shape, self.dtype, self.device)
 
     def same_layout(self, stacked: Tensor, tensors: Mapping[int, Tensor]) -> tuple[list[Tensor], list[Tensor]] | None:
-        """The parts of ``stacked`` with the tensors that belong there, if these need not be packed.
+        """Parts of ``stacked`` and the tensors that belong to them, if these need not be packed; else None.
 
-        Parts whose tensors are missing are left out. All tensors have the dtype and device of the parameters.
+        Parts without a tensor are left out. All tensors have the dtype and device of the parameters.
         """
         if not self.plain:
             return None
@@ -172,5 +172,5 @@ def per_block(value: Tensor, like: Tensor) -> Tensor: ...
 @overload
 def per_block(value: float | Tensor, like: Tensor) -> float | Tensor: ...
 def per_block(value: float | Tensor, like: Tensor) -> float | Tensor:
-    """A number for each block, ready to be multiplied with arrays of the stack."""
+    """View one number for each block as ``(B, 1, …, 1)``, so that it multiplies arrays of the stack."""
     return value.reshape(-1, *[1] * (like.ndim - 1)) if isinstance(value, Tensor) and value.ndim else value

@@ -1,4 +1,4 @@
-"""Tables of the parameters of a bucket, for kernels that go through all of them."""
+"""Tables of the parameters of a bucket, for kernels that process all of them in one launch."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def new_table(bucket: Bucket, thetas: Sequence[Tensor], moves: bool) -> TensorTable | None:
-    """Table of parameters, with the places of their directions, scales and slices; None if kernels cannot read it.
+    """Table of parameters with the offsets of their directions, scales and slices; None if kernels cannot read them.
 
     Args:
-        bucket: a bucket whose blocks are single parameters
-        thetas: these parameters, as real tensors, or tensors like them
+        bucket: a bucket in which each block is one parameter
+        thetas: these parameters as real tensors, or tensors of the same kind
         moves: whether kernels move the parameters
     """
     alike = {(theta.device, theta.dtype, theta.is_contiguous() or not moves) for theta in thetas}
     small = all(theta.numel() < MOST for theta in thetas)
     if not (small and alike == {(bucket.device, thetas[0].dtype, True)}):
         return None
-    starts, scales, used = [], [], 1  # the first scale is one
+    starts, scales, used = [], [], 1  # scale 0 is one, for blocks without a diagonal factor
     axes: list[list[tuple[int, int, int]]] = []
     slices = 0
     for stack, start in zip(bucket.stacks, bucket.starts, strict=False):

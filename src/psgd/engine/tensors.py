@@ -1,6 +1,6 @@
-"""One tensor for each parameter, such as gradients: known by position, or by the addresses that a recorded step reads.
+"""Tensors of the parameters, such as gradients: given by position, or by addresses that a captured step reads.
 
-A bucket packs them, averages them and checks them in the same words, whichever of the two they are.
+A bucket packs, averages and checks them by the same methods in both cases.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Tensors:
         self.by_position = by_position
 
     def pack(self, bucket: Bucket) -> Iterator[Tensor]:
-        """Arrays ``(B, *shape)`` for the stacks of a bucket, made one by one; missing tensors count as zero."""
+        """Arrays ``(B, *shape)``, one for each stack, created on demand; missing tensors count as zero."""
         for stack in bucket.stacks:
             yield stack.pack(self.by_position)
 
     def can_look(self, bucket: Bucket) -> bool:
-        """Whether the host can look at numbers without waiting for a device."""
+        """Whether the host can read numbers without waiting for a device."""
         return can_look(bucket.device)
 
     def lengths(self, bucket: Bucket) -> Tensor:
@@ -55,9 +55,10 @@ class Tensors:
     def support(self, bucket: Bucket) -> list[list[Tensor] | None]:
         """Slices of each stack that are not zero, see ``Measured``."""
         given = [as_real(self.by_position[i]) for i in bucket.positions if i in self.by_position]
-        # Blocks without any gradient keep their Q, whatever is said of them here; within a block, none counts as zero.
+        # Blocks without any gradient keep their Q, so their slices do not matter. Within a block, a missing gradient
+        # counts as zero.
         complete = bucket.single or len(given) == len(bucket.positions)
-        # Nearly always that is all there is to do.
+        # The usual case: no gradient has a zero, so all slices count.
         if complete and self.can_look(bucket) and all(g.abs().amin().item() > 0 for g in given):
             return [None] * len(bucket.stacks)
         return [support(g, s.group.dims) for s, g in zip(bucket.stacks, self.pack(bucket), strict=True)]
@@ -66,13 +67,13 @@ class Tensors:
         """``m ← m + weight (limit · g − m)`` for the averages of a bucket, and the same for the sum of their weights.
 
         Args:
-            bucket: has the averages
+            bucket: bucket of the averages
             weight: weight of the gradients
             limit: factor for the gradient of each block, or None
-            ok: whether there is a step
+            ok: whether the step is taken
 
         Returns:
-            length of the average of each block, if it is found on the way
+            length of the average of each block, if the averaging kernel computes it anyway; else None
         """
         limits = [None] * len(bucket.stacks) if limit is None else bucket.split(limit)
         means: list[Tensor] = []
@@ -80,7 +81,7 @@ class Tensors:
         for stack, factor in zip(bucket.stacks, limits, strict=True):
             mean = stack.average["momentum"]
             pairs = stack.same_layout(mean, self.by_position) if factor is None else None
-            if pairs is None:  # packed stack by stack, so that only one copy is there at a time
+            if pairs is None:  # packed stack by stack, so that only one copy exists at a time
                 g = stack.pack(self.by_position)
                 if factor is not None:
                     g = g * factor.view(-1, *[1] * (g.ndim - 1))
@@ -95,20 +96,20 @@ class Tensors:
 
 
 class TensorsAtAddresses(Tensors):
-    """Tensors whose addresses lie in arrays on the device, for buckets that have a table.
+    """Tensors whose addresses are stored in arrays on the device, so that a captured step can read other tensors.
 
     Args:
-        buckets: each with a table
+        buckets: buckets that have a table
     """
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         super().__init__({})
         self.addresses = {bucket: Addresses(len(bucket.positions), bucket.device) for bucket in buckets}
-        #: for each tensor of a bucket its length, and whether it has enough zeros for a slice of them, see ``lengths``
+        #: length of each tensor of a bucket, and whether it has enough zeros to fill a slice, see ``lengths``
         self.found = {bucket: (bucket.ones.clone(), bucket.ones > 0) for bucket in buckets}
 
     def point(self, tensors: Mapping[int, Tensor]) -> None:
-        """Refer to other tensors, which the caller keeps until the recording has been replayed."""
+        """Write the addresses of other tensors; the caller keeps these tensors alive until the graph was replayed."""
         for bucket, addresses in self.addresses.items():
             addresses.point([tensors[i].data_ptr() for i in bucket.positions])
 
@@ -116,13 +117,13 @@ class TensorsAtAddresses(Tensors):
         return False
 
     def lengths(self, bucket: Bucket) -> Tensor:
-        """Length of each block, always at the same place, where other recordings find it too."""
+        """Length of each block, always in the same memory, so that other CUDA graphs can read it too."""
         assert bucket.table is not None
         bucket.table.lengths(self.addresses[bucket], *self.found[bucket])
         return self.found[bucket][0]
 
     def support(self, bucket: Bucket) -> list[list[Tensor] | None]:
-        """Slices that are not zero; ``lengths`` must have been asked before, which counts the zeros of each tensor."""
+        """Slices that are not zero; call ``lengths`` first, as it counts the zeros of each tensor."""
         assert bucket.table is not None
         flags = bucket.table.support(self.addresses[bucket], self.found[bucket][1])
         dims = [stack.group.dims for stack in bucket.stacks]
@@ -151,21 +152,21 @@ class TensorsAtAddresses(Tensors):
 
 
 class Pairs:
-    """Pairs ``(δθ, δg)`` by the positions of their parameters; whoever takes them owns them."""
+    """Pairs ``(δθ, δg)`` by the positions of their parameters; ``take`` hands them over to its caller."""
 
     def __init__(self, by_position: dict[int, tuple[Tensor, Tensor]]) -> None:
         self.by_position = by_position
 
     def take(self, bucket: Bucket) -> Iterator[list[Tensor]]:
-        """``[δθ, δg]`` for each stack of a bucket; blocks without a pair get zeros, which say nothing of ``Q``."""
+        """``[δθ, δg]`` for each stack of a bucket; blocks without a pair get zeros, which do not change ``Q``."""
         for stack in bucket.stacks:
-            # Lists that are emptied: a pair is as large as the parameters, and nobody else needs it.
+            # The lists are emptied on the way to free memory: each half of a pair is as large as the parameters.
             measured = {i: list(self.by_position.pop(i)) for i in stack.params() if i in self.by_position}
             yield [stack.pack({i: halves.pop(0) for i, halves in measured.items()}) for _ in range(2)]
 
 
 class PairsAtAddresses(Pairs):
-    """Pairs whose addresses lie in arrays on the device."""
+    """Pairs whose addresses are stored in arrays on the device."""
 
     def __init__(self, dthetas: TensorsAtAddresses, dgrads: TensorsAtAddresses) -> None:
         super().__init__({})

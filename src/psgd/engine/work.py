@@ -1,4 +1,4 @@
-"""The work of one step, once the probe has measured: what moves, and by what."""
+"""Work of one step after the probe has measured: the buckets that move, and the gradients and pairs they use."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .tensors import Pairs, Tensors
 
 @dataclass
 class Work:
-    """Buckets, gradients and pairs of one step, with everything that decides on it.
+    """Buckets, gradients, pairs and options of one step, and the flags that decide whether it is taken.
 
     Args:
-        buckets: blocks that have gradients
+        buckets: buckets of the blocks that have gradients
         grads: their gradients
-        pairs: the pairs that were measured
-        due: for each param group whose ``Q`` is to be updated what else that update does, see ``Probe.chores``
-        groups: the param groups
-        noise: returns standard normal numbers for the parameter at a position
+        pairs: measured pairs
+        due: further work of the update of ``Q``, see ``Probe.chores``, for each param group whose ``Q`` is updated
+        groups: param groups
+        noise: function that returns standard normal numbers for the parameter at a position
         given: positions of the parameters that have gradients
-        flags: what decides so far whether the step is taken
+        flags: flags found before the lengths of gradients are known; the step is skipped if one is false
     """
 
     buckets: Sequence[Bucket]
@@ -41,18 +41,18 @@ class Work:
     flags: list[Tensor] = field(default_factory=list)
     #: length of the gradient of each block, see ``find_lengths``
     lengths: dict[Bucket, Tensor] = field(default_factory=dict)
-    #: whether the step is taken, for each device
+    #: whether the step is taken, as one flag for each device
     ok: Flags = field(default_factory=dict)
-    #: buffers for directions that outlast the step; other buckets get a new one, see ``room``
+    #: buffers that keep directions after the step; a bucket without one allocates a new buffer, see ``room``
     buffers: Mapping[Bucket, Tensor] = field(default_factory=dict)
 
     def find_lengths(self) -> list[Tensor]:
-        """Find the lengths of all gradients; return flags that say whether they are finite."""
+        """Compute the lengths of all gradients; return flags that tell whether they are finite."""
         self.lengths = {bucket: self.grads.lengths(bucket) for bucket in self.buckets}
         return [flag for lengths in self.lengths.values() for flag in flags.are_finite(lengths)]
 
     def room(self, bucket: Bucket) -> Room:
-        """Room for the directions of a bucket."""
+        """Buffer for the directions of a bucket."""
         return Room(bucket, self.buffers.get(bucket))
 
     def limit_(self, bucket: Bucket, most: float, ok: Tensor) -> Tensor | None:
@@ -60,14 +60,14 @@ class Work:
         return bucket.limit_(self.lengths[bucket], most, ok, self.grads.can_look(bucket))
 
     def measured(self, bucket: Bucket, m: Average, limit: Tensor | None, start: bool, room: Room) -> Measured:
-        """Everything that the probe needs to fit all ``Q`` of a bucket.
+        """Measurements from which the probe fits all ``Q`` of a bucket.
 
         Args:
             bucket: the bucket
             m: averaged gradients
             limit: factor that limits the gradient of each block, or None
-            start: whether a ``Q`` that is still the identity starts at the size that its first pair shows
-            room: where ``P m`` is to be
+            start: whether a ``Q`` that is still the identity is first scaled to the size that its first pair shows
+            room: buffer for ``P m``
         """
         return Measured(
             average=m,

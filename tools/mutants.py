@@ -1109,15 +1109,19 @@ MUTANTS = [
         "laws/test_trust.py::test_a_step_is_not_long_along_a_direction_that_a_diagonal_factor_leaves",
         (
             "no limit of the spectrum",
-            "            limit = self._limit_spectra(d, limit, SPECTRUM * max_rms)\n",
+            "            limit = diagonal.limit_spectra(self, d, limit, max_rms)\n",
             "            pass\n",
         ),
+    ),
+    *of(
+        "engine/diagonal.py",
+        "laws/test_trust.py::test_a_step_is_not_long_along_a_direction_that_a_diagonal_factor_leaves",
         ("the spectrum of a vector", "white = n**0.5 + (stack.blocks[0].numel / n) ** 0.5", "white = n**0.5"),
     ),
     *of(
-        "engine/bucket.py",
+        "engine/diagonal.py",
         "laws/test_trust.py::test_nor_in_the_first_steps_when_the_average_is_young",
-        ("the divisor is forgotten", "else norm.to(self.dtype) / divisor", "else norm.to(self.dtype)"),
+        ("the divisor is forgotten", "else norm.to(bucket.dtype) / divisor", "else norm.to(bucket.dtype)"),
     ),
     *of(
         "groups/base.py",

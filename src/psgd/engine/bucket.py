@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..groups.base import Groups, Preconditioned, Structure, dots, joined
+from ..groups.base import Groups, Preconditioned, Structure, dots
 from ..normalize import Normalization
 from ..ops.real import as_real
 from ..ops.streams import sent
 from ..ops.tensor_table import Addresses, TensorTable
 from ..ops.triton import ready
 from ..probes import Average
-from . import limits, pace
+from . import diagonal, limits, pace
 from .direction import Direction, Room
 from .numbers import Numbers, write_
 from .stack import Stack
@@ -28,12 +28,6 @@ from .tensors import Tensors
 
 if TYPE_CHECKING:
     from .part import Division
-
-
-#: largest root mean square of a slice, relative to that of its block
-SLICE = 3.0
-#: largest spectral norm of a block with a diagonal factor, relative to that of white noise of its size
-SPECTRUM = 2.0
 
 
 class Bucket:
@@ -152,9 +146,8 @@ class Bucket:
 
         Args:
             d: ``P m``
-            options: options of the param group. ``max_rms`` bounds the root mean square of a block. A slice along an
-                axis with a diagonal factor, such as the row of an embedding, may have ``SLICE`` times as much, and the
-                spectral norm of such a block may be ``SPECTRUM`` times ``max_rms`` times that of white noise.
+            options: options of the param group. ``max_rms`` bounds the root mean square of a block. Blocks with a
+                diagonal factor have further limits that depend on it, see ``diagonal``.
                 ``clip_steps`` bounds the ratio of a length to the average of earlier ones, see ``limits.of_steps``.
             gradient: factor that limited the gradient of each block, or None
             fitted: whether ``Q`` was updated in this step
@@ -165,14 +158,14 @@ class Bucket:
         buffer, length = room.buffer, d.length.to(self.dtype)
         max_rms, clip_steps = options["max_rms"], options["clip_steps"]
         if max_rms < math.inf:
-            length = self._limit_slices_(d, length, SLICE * max_rms)
+            length = diagonal.limit_slices_(self, d, length, max_rms)
         if buffer is not None and any(
             part.data_ptr() != a.v.data_ptr() for part, a in zip(self.parts_of(buffer), d.arrays, strict=True)
         ):
             buffer = None  # a group did not write its result to the buffer
         limit = self.limit_rms(length, max_rms)
         if max_rms < math.inf:
-            limit = self._limit_spectra(d, limit, SPECTRUM * max_rms)
+            limit = diagonal.limit_spectra(self, d, limit, max_rms)
         if clip_steps < math.inf:
             limit = limit * self._limit_steps_(length * limit, clip_steps, gradient, fitted, ok)
         return self.of_moving_blocks(Direction(d.arrays, length, d.divisor, limit=limit, pace=pace, buffer=buffer))
@@ -210,41 +203,6 @@ class Bucket:
     def of_moving_blocks(self, direction: Direction) -> Direction:
         """Direction in which blocks without a gradient have a length of zero; here all blocks have one."""
         return direction
-
-    def _limit_slices_(self, d: Preconditioned, length: Tensor, most: float) -> Tensor:
-        """Shorten slices, see ``Scaled.limit_slices_``; return the new length of each block."""
-        if all(a.slices is None for a in d.arrays):
-            return length
-        divisors = [None] * len(d.arrays) if d.divisor is None else self.split(d.divisor)
-        new = [a.limit_slices_(most, divisor) for a, divisor in zip(d.arrays, divisors, strict=True)]
-        each = zip(new, self.split(length), divisors, strict=True)
-        return joined(
-            [
-                old if limited is None else (limited if by is None else limited / by).to(self.dtype)
-                for limited, old, by in each
-            ]
-        )
-
-    def _limit_spectra(self, d: Preconditioned, limit: Tensor, most: float) -> Tensor:
-        """Factor that also limits the spectral norm of blocks with a diagonal factor to ``most (√n + √(numel / n))``.
-
-        That is ``most`` times the spectral norm of white noise, with ``n`` the length of the diagonal axis. A diagonal
-        factor cannot remove a direction that many slices share: a step with the same root mean square is several times
-        as long in it as with a dense factor, and a learning rate that suits dense factors is too large.
-        """
-        axes = [stack.group.scale_axis for stack in self.stacks]
-        if all(axis is None for axis in axes):
-            return limit
-        divisors = [None] * len(d.arrays) if d.divisor is None else self.split(d.divisor)
-        parts = self.split(limit)
-        for k, (stack, axis, a, divisor) in enumerate(zip(self.stacks, axes, d.arrays, divisors, strict=True)):
-            norm = None if axis is None else a.spectral_norm(axis)
-            if axis is not None and norm is not None:
-                norm = norm.to(self.dtype) if divisor is None else norm.to(self.dtype) / divisor
-                n = stack.group.dims[axis]
-                white = n**0.5 + (stack.blocks[0].numel / n) ** 0.5
-                parts[k] = torch.minimum(parts[k], most * white / norm)
-        return joined(parts)
 
     def _limit_steps_(self, length: Tensor, most: float, gradient: Tensor | None, fitted: bool, ok: Tensor) -> Tensor:
         """Factor that limits the step of each block, see ``limits.of_steps``."""

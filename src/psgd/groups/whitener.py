@@ -130,7 +130,7 @@ class Whitener:
         weight: Tensor | None,
         outs: Sequence[Tensor | None],
     ) -> list[Scaled]:
-        """``P g / weight``, by ``P`` for the pools in ``Ps``, and by rounded ``Q`` and ``Qᵀ`` for those in ``roots``."""
+        """``P g / weight``, by ``P`` for pools in ``Ps``, and by rounded ``Q`` and ``Qᵀ`` for pools in ``roots``."""
         P_of, Q_of = _by_member(Ps), _by_member(roots)
 
         def multiply(k: int, g: Tensor, w: Tensor | None, out: Tensor | None) -> Scaled:

@@ -115,7 +115,7 @@ class Whitener:
         return torch.linalg.vector_norm(v.flatten(1), dim=1, dtype=self.wide)
 
     def _numbers(self, lengths: Tensor, damping: float, ok: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-        """For each block, whether it takes the step, and the variance of the noise that damps it."""
+        """Flags of the blocks that take the step, and the variance of the noise that damps each block."""
         rms = lengths.to(self.wide) if weight is None else lengths / weight
         rms = rms / self.factors.root_numel
         # Outside this range, a gradient has vanished or exploded: P fitted to it would be useless for ordinary ones.

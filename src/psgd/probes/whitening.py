@@ -86,7 +86,7 @@ class Whitening(Probe):
             )
             return whitened if of_average else None
         gs = fitted.unbiased()
-        # No variable refers to these arrays, only the pair does, so that they are freed with it.
+        # No variable refers to these arrays, only the pair does, so that they are freed when it drops them.
         pairs: Iterable[list[Tensor]] = (
             [next(measured.noise) if slices is None else restrict(next(measured.noise), slices), next(gs)]
             for slices in measured.support()

@@ -275,7 +275,7 @@ class Store:
         return entries, templates
 
     def may_be_missing(self) -> list[bool]:
-        """For each parameter, whether a checkpoint may lack its state: it is frozen, and no trainable one needs it."""
+        """Flags of the parameters whose state a checkpoint may lack: frozen ones whose state no trainable one needs."""
         needed = {i for block, i in self.homes.items() if any(self.params[j].requires_grad for j in block.params)}
         return [not p.requires_grad and i not in needed for i, p in enumerate(self.params)]
 

@@ -108,7 +108,7 @@ def _young(group: Mapping[str, Any], step: int) -> Mapping[str, Any]:
 
 
 def _noise(store: Store) -> Callable[[int], Tensor]:
-    """Function from a position to standard normal numbers for its parameter, which depend on seed and step only."""
+    """Function that returns normal numbers for the parameter at a position, from seed, step and position alone."""
     draw = Draw(int(store.clock))
     return lambda i: draw(as_real(store.params[i]), store.options_of(i)["seed"], i)
 

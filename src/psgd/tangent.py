@@ -131,7 +131,7 @@ class Tangent:
 
         ``S_ij = x_i y_j + y_i x_j`` is at most ``r_i r_j``, where ``r_i`` is the length of ``(x_i, y_i)``. Among the
         ``k`` indices with the largest ``r_i``, the largest element is therefore the largest of all if it is at least
-        ``r_1 r_k``, with the largest and the smallest of these ``r_i``. The host reads this comparison, so it is for CPUs.
+        ``r_1 r_k``, with the largest and the smallest of these ``r_i``. The host reads this comparison, on CPUs only.
         """
         x, y = self.x[:, :, 0], self.y[:, :, 0]
         lengths, longest = torch.hypot(x, y).topk(LONGEST)

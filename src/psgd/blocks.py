@@ -16,7 +16,7 @@ from .ops.real import as_real, shaped
 
 @dataclass(frozen=True)
 class Block:
-    """Parameters that share a ``Q``. Each is viewed with a shape of its own, and all views are joined along ``dim``.
+    """Parameters that share a ``Q``: each is viewed in a shape of its own, and all views are joined along ``dim``.
 
     ``unpack(pack(tensors))`` returns the same tensors, as real arrays.
     """
@@ -30,7 +30,7 @@ class Block:
     dim: int = 0
 
     def __hash__(self) -> int:
-        """Hash of the positions alone, which no two blocks of an optimizer have in common."""
+        """Hash of the positions alone, which are unique to a block of an optimizer."""
         return hash(self.params)
 
     @property
@@ -48,7 +48,7 @@ class Block:
     def pack(self, tensors: Sequence[Tensor]) -> Tensor:
         if len(tensors) == 1:
             return shaped(as_real(tensors[0]), self.views[0])
-        if len(self.views[0]) == 1:  # a long vector, which one call joins
+        if len(self.views[0]) == 1:  # vectors, which one call flattens and joins
             return torch._utils._flatten_dense_tensors([as_real(t) for t in tensors])
         return torch.cat([as_real(t).reshape(view) for t, view in zip(tensors, self.views, strict=True)], self.dim)
 
@@ -72,7 +72,7 @@ class Blocks(ABC):
 
     @abstractmethod
     def divide(self, params: Sequence[tuple[int, Tensor]]) -> list[Block]:
-        """Divide parameters, which are given with their positions, into blocks; no parameter is empty."""
+        """Divide parameters, given with their positions, into blocks; the caller leaves out empty parameters."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Joint(Blocks):
 
 @dataclass(frozen=True)
 class Affine(Blocks):
-    """The parameters of a layer form one matrix: ``[W b]``, or ``[W_ih W_hh b]`` for a recurrent cell.
+    """One matrix for all parameters of a layer: ``[W b]``, or ``[W_ih W_hh b]`` for a recurrent cell.
 
     Each param group must be one layer. The first axis of its weight counts the outputs, and all its tensors must have
     that many rows. ``Affine.groups(model)`` makes such groups. A group that has no weight or only one tensor is treated
@@ -158,7 +158,7 @@ class Affine(Blocks):
                     level = name.partition("_l")[2] if isinstance(child, nn.RNNBase) else ""
                     levels.setdefault(level, []).append((f"{prefix}.{name}".lstrip("."), p))
             for level in levels.values():
-                # The first axis of a transposed convolution counts its inputs: its bias does not belong beside it.
+                # The first axis of a transposed convolution counts its inputs, so its bias cannot be a column of it.
                 transposed = isinstance(child, nn.modules.conv._ConvTransposeNd)
                 rows = next((p.shape[0] for _, p in level if p.ndim >= 2 and not transposed), None)
                 layer = [item for item in level if item[1].ndim >= 1 and item[1].shape[0] == rows]

@@ -22,7 +22,7 @@ class Criterion(Protocol):
     def __call__(self, Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent: ...
 
 
-# `del` below frees an array as soon as it has been used: these are as large as the parameters.
+# `del` below frees an array as soon as it has been used, as each is as large as the parameters.
 
 
 def c1(Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent:
@@ -57,7 +57,7 @@ def c3(Q: Group, dtheta: Tensor, dgrad: Tensor, /) -> Tangent:
 
 #: criteria that are fitted without solving linear equations, which would make a GPU wait for the host
 WITHOUT_SOLVES = frozenset([c2, c3])
-#: criteria that fit the secant equation between the two of a pair, which white noise and a gradient do not have
+#: criteria that fit the secant equation between ``δθ`` and ``δg``; white noise and a gradient do not satisfy one
 OF_SECANTS: frozenset[Criterion] = frozenset([c1, c2])
 #: criteria whose expectation over white noise ``δθ`` has a closed form, so that whitening needs no random numbers
 IN_EXPECTATION = frozenset([c3])

@@ -1,4 +1,4 @@
-"""Warnings about uses that work but are probably not intended: given once, in a category of their own."""
+"""Warnings about uses that work but are probably not intended, in a category of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-#: folders of the code between a user and the place that warns
+#: folders of psgd and torch, whose frames lie between the user's code and the place that warns
 _BETWEEN = tuple(str(Path(file).parent) for file in (__file__, torch.__file__))
 
 
@@ -21,7 +21,7 @@ class PSGDWarning(UserWarning):
 
 
 def warn(message: str) -> None:
-    """Warn, and name the line of the user's program that led here."""
+    """Issue a warning that names the line of the user's program that led to it."""
     depth, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         depth, frame = depth + 1, frame.f_back

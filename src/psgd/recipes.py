@@ -13,7 +13,7 @@ from .groups import Kronecker
 from .optimizer import PSGD
 from .probes import FiniteDifference, Whitening
 
-#: default of ``newton(adapt_lr=…)``: a learning rate that is too small by 1000 is right after 70 to 150 steps
+#: default of ``newton(adapt_lr=…)``: a learning rate that is 1000 times too small is right after 70 to 150 steps
 ADAPT_LR = 0.1
 
 
@@ -91,7 +91,7 @@ def newton(
     True
     """
     _check(model)
-    # The slope along the last step knows nothing of weight decay. Where decay and gradient balance, the loss still
+    # The slope along the last step does not include weight decay. Where decay and gradient balance, the loss still
     # falls along every step, and the factor would grow until the decay, which it does not multiply, has no effect.
     adapts = {"adapt_lr": ADAPT_LR} if options.get("momentum") != 0 and not weight_decay else {}
     return _optimizer(
@@ -145,7 +145,10 @@ def param_groups(model: nn.Module, weight_decay: float = 0.0, max_dense: int | N
 
 
 def _embeddings(model: nn.Module, max_dense: int) -> list[dict[str, Any]]:
-    """Param groups of embeddings, one for each width: a mini-batch shows few rows, too few for what couples them."""
+    """Param groups of embeddings with more rows than columns, one for each width, with a diagonal factor for the rows.
+
+    A mini-batch contains too few rows of an embedding for a dense factor to learn how rows are coupled.
+    """
     weights = {module.weight for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))}
     groups: dict[int, list[tuple[str, Tensor]]] = {}
     for name, p in model.named_parameters():
@@ -155,7 +158,10 @@ def _embeddings(model: nn.Module, max_dense: int) -> list[dict[str, Any]]:
 
 
 def _recurrent(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """Param groups of recurrent layers, one for each level and direction; not those that share a parameter."""
+    """Param groups of recurrent layers, one for each level and direction.
+
+    A level is left out if one of its parameters is frozen, or belongs to an earlier group too.
+    """
     seen: set[Tensor] = set()
     for prefix, child in model.named_modules():
         if isinstance(child, (nn.RNNBase, nn.RNNCellBase)):

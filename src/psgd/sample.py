@@ -1,4 +1,4 @@
-"""Measurements of one step: loss, gradients and pairs, on which all ranks agree, and the work that follows."""
+"""Measurements of one step, on which all ranks agree, and the work of the step that follows from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Sample:
     Args:
         evaluation: loss, gradients and pairs
         grads: gradients by position, without missing and empty ones
-        due: for each param group whose ``Q`` is due what else its update does, see ``Probe.chores``
+        due: further work of the update of ``Q``, see ``Probe.chores``, for each param group whose ``Q`` is due
     """
 
     evaluation: Evaluation
@@ -41,9 +41,9 @@ def measure(
     error_if_nonfinite: bool,
     observed: ClosureChecks,
 ) -> Sample:
-    """Have the probe evaluate the closure; on several ranks, an error on one of them is one on all.
+    """Evaluate the closure by the probe; with several ranks, an error on one rank raises on all of them.
 
-    If anything fails, the gradients are as they were.
+    If anything fails, all gradients are restored.
     """
     sample = Sample(Evaluation(None, []), {}, {})
     start, caught = Gradients(()), ranks.catch()
@@ -74,12 +74,12 @@ def measure(
         start.restore()
         raise
     finally:
-        del caught  # the traceback of an error holds this frame, and that what the closure made
+        del caught  # the traceback of an error refers to this frame, which would keep tensors of the closure alive
     return sample
 
 
 def work_of(sample: Sample, probe: Probe, store: Store, ranks: Ranks) -> Work:
-    """Work of the step, from whole gradients and pairs of the blocks of this rank."""
+    """Work of the step, with whole gradients and pairs of the blocks of this rank."""
     evaluation = sample.evaluation
     decisions = flags.loss_is_finite(ranks.deciding_loss(evaluation.loss))
     for group in store.groups:
@@ -102,13 +102,13 @@ def work_of(sample: Sample, probe: Probe, store: Store, ranks: Ranks) -> Work:
 
 
 def _young(group: Mapping[str, Any], step: int) -> Mapping[str, Any]:
-    """Param group with the step size that ``Q`` has at its age."""
+    """Param group with the step size of ``Q`` at this step, see ``rate_of_Q``."""
     rate = rate_of_Q(group, step)
     return group if rate == group["precond_lr"] else {**group, "precond_lr": rate}
 
 
 def _noise(store: Store) -> Callable[[int], Tensor]:
-    """Standard normal numbers for the parameter at a position, a function of seed, step and position alone."""
+    """Function that returns normal numbers for the parameter at a position, from seed, step and position alone."""
     draw = Draw(int(store.clock))
     return lambda i: draw(as_real(store.params[i]), store.options_of(i)["seed"], i)
 
@@ -124,7 +124,7 @@ def _check(closure: Callable[[], Any] | None, probe: Probe, store: Store) -> Non
 
 
 def facts_of_step(sample: Sample, store: Store, error_if_nonfinite: bool) -> list[Fact]:
-    """Facts that enter a step: ranks with others would move parameters differently, or wait for each other forever."""
+    """Facts that must agree in a step: else ranks would move parameters differently, or wait for each other forever."""
     pairs = sample.evaluation.pairs
     return [
         Fact(lambda _: "the number of steps taken", [store.clock]),

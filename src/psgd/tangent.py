@@ -23,7 +23,7 @@ LONGEST = 64
 
 
 def rows_at_once(device: torch.device, n: int) -> int:
-    """Number of rows that are computed together of an ``S`` that is not formed: many on a GPU, to save launches."""
+    """Number of rows that are computed at a time if ``S`` is not formed: many on a GPU, to save launches."""
     return BLOCK_ROWS if device.type == "cpu" else max(BLOCK_ROWS, -(-n // 8))
 
 
@@ -77,14 +77,14 @@ class Tangent:
 
     @cached_property
     def _blocks(self) -> list[Tensor]:
-        """``BLOCK_ROWS`` rows of ``S`` at a time, see ``upper``, if it is large but not much larger than the pair."""
+        """``S`` as blocks of ``BLOCK_ROWS`` rows, see ``upper``, if it is large but not much larger than the pair."""
         if is_small(self.rows, self.columns) or not is_formed(self.rows, self.columns):
             return []
         starts = range(0, self.rows, BLOCK_ROWS)
         return [self._rows(start, min(start + BLOCK_ROWS, self.rows)) for start in starts]
 
     def _rows(self, start: int, stop: int) -> Tensor:
-        """Rows of ``S`` from column ``start`` on, formed from the pair: no more than these are ever in memory."""
+        """Rows ``start`` to ``stop`` of ``S`` from column ``start`` on, formed from the pair alone."""
         x, y = self.x[:, start:], self.y[:, start:]
         size = stop - start
         return torch.baddbmm(torch.bmm(x[:, :size], y.mT), y[:, :size], x.mT)
@@ -127,10 +127,11 @@ class Tangent:
         return torch.stack([largest(self.upper(i, min(i + size, self.rows))) for i in starts]).amax(0)
 
     def _max_abs_of_longest(self) -> Tensor | None:
-        """The largest ``|S_ij|`` for vectors, from O(n) work; None if it may be another one. The host looks at it.
+        """The largest ``|S_ij|`` for vectors, by O(n) work; None if this work is not enough to find it.
 
-        ``S_ij = x_i y_j + y_i x_j`` is at most ``r_i r_j``, where ``r_i`` is the length of ``(x_i, y_i)``. So with the
-        longest k of these, the largest element among them is the largest of all if it is at least ``r_1 r_k``.
+        ``S_ij = x_i y_j + y_i x_j`` is at most ``r_i r_j``, where ``r_i`` is the length of ``(x_i, y_i)``. Among the
+        ``k`` indices with the largest ``r_i``, the largest element is therefore the largest of all if it is at least
+        ``r_1 r_k``, with the largest and the smallest of these ``r_i``. The host reads this comparison, on CPUs only.
         """
         x, y = self.x[:, :, 0], self.y[:, :, 0]
         lengths, longest = torch.hypot(x, y).topk(LONGEST)
@@ -174,8 +175,9 @@ class DiagonalTangent:
 
 
 def is_formed(rows: int, columns: int) -> bool:
-    """Whether ``S``, or its upper triangle, is kept from one use to the next: if it is small, or not much larger than
-    the pair. ``rows`` and ``columns`` are those of the pair.
+    """Whether ``S``, or its upper triangle, is kept from one use to the next.
+
+    It is kept if it is small, or not much larger than the pair, whose ``rows`` and ``columns`` are given.
     """
     return is_small(rows, columns) or (columns > 1 and rows <= max(4 * columns, 4 * BLOCK_ROWS))
 
@@ -217,7 +219,7 @@ def largest(v: Tensor) -> Tensor:
     axes = tuple(range(1, v.ndim))
     if v.is_cuda and axes:
         return torch.linalg.vector_norm(v, torch.inf, dim=axes)
-    if len(v) == 1:  # both in one pass
+    if len(v) == 1:  # minimum and maximum in one pass
         least, most = v.aminmax()
         return torch.maximum(most, -least).view(1)
     return torch.maximum(v.amax(axes), -v.amin(axes))

@@ -1,4 +1,4 @@
-"""The Lie groups that ``Q`` may belong to, and the structures of ``P`` made of them."""
+"""Lie groups that ``Q`` may belong to, and the structures of ``P`` that they form."""
 
 from .base import Factor, Group, Groups, Structure
 from .diagonal import Diagonal

@@ -1,4 +1,4 @@
-"""All factors of the groups of a bucket: pools of one size, and numbers for each factor, for all of them at once."""
+"""All factors of the groups of a bucket: pools of factors of one size, and arrays with one number for each factor."""
 
 from __future__ import annotations
 
@@ -21,27 +21,29 @@ from .pool import Pool, factor_tensor
 if TYPE_CHECKING:
     from .inverse_free import InverseFree
 
-#: ratio by which the size of ``P g`` may be off before ``P`` is multiplied instead of fitted
+#: ratio by which the size of ``P g`` may differ from one before ``P`` is rescaled at once instead of fitted
 OFF = 16.0
 
 
 class Target(NamedTuple):
-    """``E[b bᵀ]`` of the factors of a pool, which is diagonal."""
+    """``E[b bᵀ]`` for each factor of a pool, which is a diagonal matrix."""
 
-    #: ``(N, n)`` or ``(N, 1)``
+    #: its diagonal, ``(N, n)``, or ``(N, 1)`` for multiples of the identity
     diagonal: Tensor
     #: its largest element, ``(N,)``
     norm: Tensor
-    #: sum of its squares, ``(N,)``
+    #: sum of the squares of its elements, ``(N,)``
     square: Tensor
 
 
 class AllFactors:
-    """Factors of some groups, as pools of one kind and size; numbers for each factor are in the order of the pools.
+    """Factors of all groups of a bucket, in pools of one kind and size.
+
+    Arrays with one number for each factor are in the order of the pools.
 
     Args:
         groups: stacks of blocks on one device and with one dtype
-        counts: number of blocks of each
+        counts: number of blocks of each group
     """
 
     def __init__(self, groups: Sequence[InverseFree], counts: Sequence[int]) -> None:
@@ -51,7 +53,7 @@ class AllFactors:
             for axis, factor in enumerate(group.factors):
                 tensor = factor_tensor(factor)
                 members.setdefault((tensor.ndim, tensor.shape[1], group.is_thin(axis)), {})[g, axis] = tensor
-        # The largest first: of branches that run beside each other, the first has the memory of what came before.
+        # The largest first: of branches that run in parallel, the first can reuse the memory of earlier kernels.
         pools = [Pool(of_one_kind, thin) for (_, _, thin), of_one_kind in members.items()]
         self.pools = sorted(pools, key=lambda pool: -pool.Q.nbytes)
         like = self.pools[0].Q
@@ -72,25 +74,25 @@ class AllFactors:
             pool.block = on_device(blocks, torch.int64)
             pool.columns = on_device(each(pool, lambda g, axis: numels[g] / self.groups[g].dims[axis]))
             pool.identity = on_device(each(pool, lambda g, axis: numels[g] ** 2 / self.groups[g].dims[axis]))
-        #: for each factor, pool by pool: its block, whether it is the first of that, the logarithm of its largest size
+        #: for each factor: index of its block, whether it is the first of its block, and log₂ of its largest size
         self.block = joined([pool.block for pool in self.pools])
         self.first = on_device([x for pool in self.pools for x in each(pool, lambda _, axis: float(axis == 0))])
         limits = [math.log2(group.limit(like.dtype)) for group in self.groups]
         self.most = on_device([x for pool in self.pools for x in each(pool, lambda g, _: limits[g])])
-        #: root of the number of elements of each block
+        #: square root of the number of elements of each block
         self.root_numel = on_device(
             [n for n, count in zip(numels, self.counts, strict=True) for _ in range(count)]
         ).sqrt()
         self._zero = torch.zeros(1, dtype=self.wide, device=like.device)
         self._one = torch.ones(1, dtype=self.wide, device=like.device)
-        #: for each factor the number of factors of its block, and the positions of the others, see ``sum_of_others``
+        #: for each factor: number of factors of its block, and positions of the other ones, see ``sum_of_others``
         self.rank = on_device([x for pool in self.pools for x in each(pool, lambda g, _: len(self.groups[g].dims))])
         self.others = sent(self._positions_of_others(), like.device)
         #: position of the first factor of each block
         self.first_of_block = sent(self._positions_of_firsts(), like.device)
 
     def _rows(self) -> dict[tuple[int, int], slice]:
-        """Positions, pool by pool, of the factors of each group and axis."""
+        """Positions of the factors of each group and axis, in the order of the pools."""
         starts = accumulate((len(pool.Q) for pool in self.pools), initial=0)
         return {
             key: slice(start + part.start, start + part.stop)
@@ -104,9 +106,9 @@ class AllFactors:
         return torch.cat([torch.arange(part.start, part.stop, device="cpu") for part in firsts])
 
     def _positions_of_others(self) -> Tensor:
-        """For each factor the positions, pool by pool, of the other factors of its block.
+        """Positions of the other factors of its block, for each factor.
 
-        Where a block has fewer factors than another one, the position after the last factor stands for those it lacks.
+        Rows of blocks with fewer factors are padded with the position after the last factor.
         """
         rows = self._rows()
         count, most = len(self.block), max(len(group.dims) for group in self.groups)
@@ -118,20 +120,20 @@ class AllFactors:
         return others
 
     def sum_of_others(self, x: Tensor) -> Tensor:
-        """For a number of each factor the sum over the other factors of its block.
+        """Sum over the other factors of its block, for each factor, of an array with one number for each factor.
 
-        Factors of other blocks have no part in it, not even one of zero: what is not finite stays in its block.
+        Factors of other blocks are not even multiplied by zero, so that NaN and infinity stay in their block.
         """
         return torch.cat([x, self._zero])[self.others].sum(1)
 
     def _sum(self, x: Tensor) -> Tensor:
-        """For a number of each factor the sum over all factors of its block."""
+        """Sum over all factors of its block, for each factor."""
         return x + self.sum_of_others(x)
 
     def targets(self, support: Sequence[list[Tensor] | None]) -> tuple[list[Target], Tensor]:
-        """Diagonal of ``E[b bᵀ]`` for each pool, where ``b`` is white in some slices and zero elsewhere.
+        """Diagonal of ``E[b bᵀ]`` for each pool, where ``b`` is white noise in some slices and zero elsewhere.
 
-        Also returns the number of elements of ``b`` that are not zero, for each block.
+        The second result is the number of nonzero elements of ``b`` in each block.
         """
         if all(slices is None for slices in support):
             each = [Target(pool.columns[:, None], pool.columns, pool.identity) for pool in self.pools]
@@ -144,7 +146,7 @@ class AllFactors:
             return slices[axis].to(self.wide)
 
         drawn = [joined([drawn_in(*member) for member in pool.members]) for pool in self.pools]
-        # For each factor its slices, and the columns of a slice: the product over the other axes of the block.
+        # The number of slices of each factor, and of columns of a slice: the product over the other axes of the block.
         count = joined([slices.sum(1) for slices in drawn])
         columns = torch.cat([count, self._one])[self.others].prod(1)
         norm, square = columns * (count > 0), columns.square() * count
@@ -154,15 +156,15 @@ class AllFactors:
         return targets, (count * columns).index_select(0, self.first_of_block)
 
     def tidy_(self, usable: Tensor, finite: Tensor | None = None, off: Tensor | None = None) -> None:
-        """Turn factors back to symmetry, and move scale between those of a block until all are of one size.
+        """Turn factors back to symmetry, and move scale between the factors of a block to give all one size.
 
-        The scales are powers of two, as in ``Group``. Factors over the limit, or so large that their tangent is not
-        finite, are made smaller.
+        The scales are powers of two, as in ``Group``. Factors above the limit, or so large that their tangent is not
+        finite, are scaled down.
 
         Args:
-            usable: for each block whether there was a step; others keep their factors
-            finite: for each factor whether its tangent is finite
-            off: for each block the power of two by which ``Q`` is to be multiplied, or None
+            usable: for each block, whether it took a step; other blocks keep their factors
+            finite: for each factor, whether its tangent is finite, or None if all are
+            off: for each block, the exponent of the power of two by which ``Q`` is multiplied, or None
         """
         if off is not None:
             off = torch.where(usable, off, torch.zeros_like(off)).index_select(0, self.block) * self.first
@@ -172,7 +174,7 @@ class AllFactors:
             if pool.dense:
                 turn_(pool.Q, mine)
         largest_of_each = torch.cat([pool.diagonal(pool.Q).abs().amax(1).to(self.wide) for pool in self.pools])
-        # What someone has put there need not be finite; it must not spread to other blocks, as zero times it would.
+        # A user may have written values that are not finite. They must not reach other blocks through products with 0.
         logs = largest_of_each.nan_to_num_(nan=1.0, posinf=1.0).clamp_min_(torch.finfo(self.wide).tiny).log2_()
         powers = balancing_powers(logs, usable, lambda x: self._sum(x) / self.rank, self._sum, self.first)
         if off is not None:
@@ -182,7 +184,7 @@ class AllFactors:
             powers.sub_(8 * (usable & ~finite))
         Qs = [pool.Q for pool in self.pools]
         scales = [along(each.to(Q.dtype), Q) for each, Q in zip(powers.exp2_().split(sizes), Qs, strict=True)]
-        # No interrupt can divide a recording, and torch's own product of bfloat16 is three times as slow as memory.
+        # A captured graph cannot be interrupted, and torch's own bfloat16 product has a third of the memory's speed.
         if Qs[0].dtype == torch.bfloat16 and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             for Q, each in zip(Qs, scales, strict=True):
                 scaled(Q, each, Q)
@@ -191,17 +193,17 @@ class AllFactors:
 
 
 def power_to_one(length: Tensor, numel: Tensor, drawn: Tensor) -> Tensor:
-    """Power of two to multiply ``Q`` with, so that ``P g`` of some length is of size one again, for each block.
+    """Exponent of the power of two by which ``Q`` is multiplied to give ``P g`` a root mean square near one.
 
-    It is zero unless ``P g`` is off by more than ``OFF``: as in the first step, or after the loss was multiplied. ``P``
-    would need many steps to get there, and slices that seldom have a gradient even more. If few slices have a gradient
-    now, an average over all may still be of size one: ``P g`` is too long only if it is for all of its elements, and
-    too short only if it is for those that have a gradient.
+    The exponent of a block is zero unless ``P g`` is wrong by more than ``OFF``, as in the first step or after the loss
+    was rescaled. Fitting would then need many steps, and even more for slices that rarely have a gradient. If only few
+    slices have a gradient in this step, ``P g`` counts as too long only relative to all of its elements, and as too
+    short only relative to the elements that have a gradient.
 
     Args:
-        length: length of ``P g``
-        numel: number of its elements
-        drawn: number of those that have a gradient
+        length: length of ``P g`` of each block
+        numel: number of elements of each block
+        drawn: number of elements of each block that have a gradient
     """
     over, under = length / numel.sqrt(), length / drawn.sqrt()
     rms = torch.where(over > OFF, over, under)

@@ -1,4 +1,4 @@
-"""Products of stacks of matrices with stacks of arrays, along one axis of these."""
+"""Products of stacks of matrices with stacks of arrays, along one axis of the arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..tangent import unfold
 
 
 def along(values: Tensor, v: Tensor, axis: int | None = None) -> Tensor:
-    """``values`` ``(B,)``, or ``(B, n)`` along an axis, ready to be multiplied with ``v`` ``(B, *dims)``."""
+    """View ``values``, ``(B,)`` or ``(B, n)`` along an axis, so that they multiply ``v``, ``(B, *dims)``."""
     shape = [1] * v.ndim
     shape[0] = len(values)
     if axis is not None:
@@ -23,7 +23,7 @@ def along(values: Tensor, v: Tensor, axis: int | None = None) -> Tensor:
 
 
 def support(v: Tensor, dims: Sequence[int]) -> list[Tensor]:
-    """Slices of ``v`` that have an element other than zero: for each axis ``(B, n)`` ones and zeros."""
+    """Slices of ``v`` with a nonzero element: for each axis an array ``(B, n)`` of ones and zeros."""
     size = v.abs().reshape(len(v), *dims)
     axes = range(1, size.ndim)
     each = [size.amax([other for other in axes if other != axis]) if len(dims) > 1 else size for axis in axes]
@@ -40,16 +40,16 @@ def restrict(v: Tensor, slices: Sequence[Tensor]) -> Tensor:
 
 
 def multiply_axes(matrices: Sequence[tuple[Tensor, int]], v: Tensor, out: Tensor | None = None) -> Tensor:
-    """Matrices, or diagonals of some, times ``v``, each along an axis of its own, one after the other."""
+    """Multiply ``v`` by matrices, or by diagonals, each along its own axis, one after the other."""
     for k, (M, axis) in enumerate(matrices):
         v = multiply_axis(M, v, axis, out if k == len(matrices) - 1 else None)
     return v
 
 
 def multiply_axis(M: Tensor, v: Tensor, axis: int, out: Tensor | None = None) -> Tensor:
-    """A matrix, or the diagonal of one, times ``v`` along an axis. No axis is moved.
+    """Multiply ``v`` by a matrix, or by a diagonal, along an axis, without moving axes in memory.
 
-    The result may be more precise than the matrix and ``v`` are, if that is what ``out`` is.
+    ``out`` may have a more precise dtype than the matrix and ``v``.
     """
     if M.ndim == 2:
         return torch.mul(v, along(M, v, axis), out=out)
@@ -73,10 +73,10 @@ def multiply_axis(M: Tensor, v: Tensor, axis: int, out: Tensor | None = None) ->
 
 
 def gram_(v: Tensor, axis: int, out: Tensor, scale: Tensor | None = None, add: bool = False) -> None:
-    """``V Vᵀ`` for ``scale · v`` unfolded along an axis, into ``(B, n, n)``; into ``(B, n)`` the roots of its diagonal.
+    """Write ``V Vᵀ`` to ``out (B, n, n)``, or the roots of its diagonal to ``out (B, n)``.
 
-    The former can also be added to what is there. The scale is one along an axis with a diagonal factor, see
-    ``InverseFree.scale_axis``.
+    ``V`` is ``scale · v`` unfolded along ``axis``. With ``add``, a matrix is added to ``out`` instead. The scale runs
+    along the axis with a diagonal factor, see ``InverseFree.scale_axis``.
     """
     if out.ndim == 2:
         along_others = [i for i in range(1, v.ndim) if i != axis + 1]
@@ -105,7 +105,7 @@ def seen_along(v: Tensor, axis: int) -> Tensor:
 
 
 def product_(left: Tensor, right: Tensor, out: Tensor, add: bool = False) -> None:
-    """``left @ right``, or that added to ``out``, which may be more precise than they are."""
+    """``out ← left @ right``, or ``out ← out + left @ right``; ``out`` may have a more precise dtype."""
     beta = int(add)
     if left.dtype == out.dtype:
         torch.baddbmm(out, left, right, beta=beta, out=out)
@@ -119,8 +119,9 @@ def low_dtype(v: Tensor) -> torch.dtype:
 
 
 def lower(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    # Other ways to ask for it raise, where it was set by yet another one. Torch before 2.9 does not have this one, and
-    # torch before 2.8 no products that are more precise than their factors: there estimates keep their dtype.
+    # Torch has several settings for this precision, and reading one raises if it was set by another; this one does not.
+    # Torch before 2.9 lacks it, and torch before 2.8 lacks products with a more precise result: estimates then keep
+    # their dtype.
     rounded = device.type == "cuda" and getattr(torch.backends.cuda.matmul, "fp32_precision", None) == "tf32"
     return torch.bfloat16 if rounded and dtype == torch.float32 else dtype
 

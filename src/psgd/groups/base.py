@@ -23,13 +23,13 @@ __all__ = ["Factor", "Group", "Groups", "LeftFactor", "Preconditioned", "Scaled"
 
 @dataclass
 class Scaled:
-    """Arrays ``scale · v`` of a stack, ``(B, *dims)``: the product is left to whoever scales the step anyway."""
+    """Arrays ``scale · v`` of a stack, ``(B, *dims)``; the product is left to the code that scales the step anyway."""
 
     v: Tensor
     scale: Tensor | None
     #: length of each slice of ``scale · v`` along the axis of the scale, in the shape of the scale, once it is known
     slices: Tensor | None = None
-    #: direction that all slices of a matrix have in common most, ``(B, n, 1)`` and of any length, if it is known
+    #: leading right singular vector of each matrix, ``(B, n, 1)`` and of any length, if an estimate is known
     direction: Tensor | None = None
 
     def length(self) -> Tensor:
@@ -46,10 +46,10 @@ class Scaled:
 
         Args:
             most: largest root mean square
-            divisor: what the array is still to be divided by, for each block, or None
+            divisor: number for each block by which the array is still to be divided, or None
 
         Returns:
-            length of each array afterwards, before it is divided, or None if there is no such axis
+            new length of each array, before the division, or None if there is no such axis
         """
         if self.scale is None or self.slices is None:
             return None
@@ -63,12 +63,12 @@ class Scaled:
         return torch.linalg.vector_norm(self.slices.flatten(1), dim=1)
 
     def spectral_norm(self, axis: int) -> Tensor | None:
-        """Largest singular value of each array, seen as a matrix with a row for each slice along the axis of the scale.
+        """Largest singular value of each array, as a matrix with one row for each slice along the axis of the scale.
 
-        It is an estimate, never over it but for rounding: how much the direction is stretched that fitting has found to
-        be stretched most. Without such a direction it is found by power iteration from two starts: the sum of all
-        slices, as a direction that many of them have in common is in it, and the longest slice, if that stands alone.
-        None if the lengths of slices are not known.
+        The result is an estimate, which except for rounding is never too large. If fitting has found the direction that
+        is stretched most, the result is the stretch of that direction. Otherwise it is found by power iteration from
+        two starts: the sum of all slices, which contains a direction that many slices share, and the longest slice, for
+        the case that it dominates alone. The result is None if the lengths of slices are unknown.
         """
         if self.scale is None or self.slices is None:
             return None
@@ -85,7 +85,7 @@ class Scaled:
         return square.amax((1, 2)).sqrt()
 
     def times(self, rate: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """``rate · scale · v`` for a rate of each block, ``(B, *shape)``, in one pass; the arrays are used up."""
+        """``rate · scale · v`` for one rate per block, ``(B, *shape)``, in one pass; ``v`` may be overwritten."""
         factor = rate.view(-1, *[1] * (self.v.ndim - 1))
         if self.scale is not None:
             factor = factor * self.scale
@@ -96,7 +96,7 @@ class Scaled:
         return shaped(product, (len(product), *shape))
 
     def dot(self, other: Tensor) -> Tensor:
-        """Inner product of each array with that of another tensor of as many numbers."""
+        """Inner product of each array with the corresponding one of another tensor with as many elements."""
         wide = torch.promote_types(other.dtype, torch.float32)
         product = self.v.to(wide) * other.reshape(self.v.shape)
         if self.scale is not None:
@@ -105,7 +105,7 @@ class Scaled:
 
 
 def dots(scaled: Sequence[Scaled], others: Sequence[Tensor]) -> Tensor:
-    """Inner products of the arrays of some groups with other tensors, for each block."""
+    """Inner product of each block of some groups with the corresponding block of other tensors."""
     return joined([a.dot(other) for a, other in zip(scaled, others, strict=True)])
 
 
@@ -114,9 +114,9 @@ class Preconditioned:
     """``P g`` of all blocks of a bucket.
 
     Args:
-        arrays: for each group
-        length: for each block, ``(B,)``
-        divisor: for each block what the arrays are still to be divided by, if anything; the length is already
+        arrays: arrays of each group
+        length: length of each block, ``(B,)``, after the division by ``divisor``
+        divisor: number for each block by which the arrays are still to be divided, or None
     """
 
     arrays: list[Scaled]

@@ -1,4 +1,4 @@
-"""Numbers that describe ``Q`` to a reader: the condition of a factor, and how far ``Q`` has moved."""
+"""Numbers that describe ``Q`` in reports: the condition number of a factor, and how far ``Q`` has moved."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .diagonal import DiagonalFactor
 from .low_rank import LowRankFactor
 from .near_symmetric import NearSymmetric
 
-#: sizes up to which singular values are exact, on a CPU and elsewhere: they cost no more than estimates there
+#: largest sizes for which singular values are computed exactly, on a CPU and elsewhere; estimates would cost as much
 EXACT, EXACT_ELSEWHERE = 256, 32
-#: number of products of the estimate for larger matrices, and of vectors that it starts from
+#: number of products of the estimate for larger matrices, and number of its start vectors
 ITERATIONS, STARTS = 16, 4
-#: largest number of elements of a copy of some matrices
+#: largest number of elements of the matrices that are decomposed at a time
 AT_ONCE = 2**24
 
 
@@ -24,8 +24,8 @@ def condition(factor: Factor) -> Tensor:
     """``σ_max / σ_min`` of each matrix of a stack, shape ``(B,)``.
 
     It is exact for diagonals and for small matrices, see ``EXACT``. For larger ones it is an estimate by power
-    iteration with ``QᵀQ`` and with its inverse, which but for rounding is never too large. For the inverse,
-    inverse-free factors need one LU decomposition, a ninth of the work of their update; the others can solve.
+    iteration with ``QᵀQ`` and with its inverse, which except for rounding is never too large. The inverse of an
+    inverse-free factor costs one LU decomposition, a ninth of the work of its update; other factors have a ``solve``.
     """
     if isinstance(factor, DiagonalFactor):
         return largest(factor.diag) / factor.diag.abs().amin(1)
@@ -43,7 +43,7 @@ def condition(factor: Factor) -> Tensor:
 
 
 class _Inverse:
-    """The inverse of a stack of matrices, decomposed once."""
+    """Inverse of a stack of matrices, by one LU decomposition."""
 
     def __init__(self, Q: Tensor) -> None:
         self.LU, self.pivots, _ = torch.linalg.lu_factor_ex(Q)
@@ -57,7 +57,7 @@ class _Inverse:
 
 def _estimate(Q: Factor, inverse: Factor | _Inverse) -> Tensor:
     like = Q.diagonal()
-    # Pseudorandom vectors, made on the device from integers, which are not rounded.
+    # Pseudorandom vectors, computed on the device from integers, which have no rounding errors.
     i = torch.arange(1, like.shape[1] * STARTS + 1, device=like.device)
     words = (i * i) % 1000003 * 2654435761 % 2**32
     start = (words.to(torch.float32) / 2**32 - 0.5).view(1, -1, STARTS).expand(len(like), -1, -1).to(like.dtype)
@@ -69,8 +69,8 @@ def _estimate(Q: Factor, inverse: Factor | _Inverse) -> Tensor:
 def change(new: Group, old: Group) -> Tensor:
     """``‖Q_new − Q_old‖ / ‖Q_old‖`` in the Frobenius norm, for each block of a stack.
 
-    The norm of a Kronecker product is the product of the norms, so ``Q`` itself is not formed. Moving scale between
-    the factors by powers of two, as ``descend_`` does, counts as no change.
+    The norm of a Kronecker product is the product of the norms, so ``Q`` itself is not formed. Scale that ``descend_``
+    moves between the factors by powers of two does not count as a change.
     """
     dtype = _wide(new)
     squares = inner = torch.ones((), dtype=dtype, device=new.factors[0].diagonal().device)
@@ -93,9 +93,9 @@ def _wide(group: Group) -> torch.dtype:
 
 
 def _parts(new: Factor, old: Factor) -> tuple[Tensor, Tensor]:
-    """``⟨D, Q_old⟩`` and ``‖D‖²``, divided by ``‖Q_old‖²``, for ``D = Q_new − Q_old`` after undoing a power of two.
+    """``⟨D, Q_old⟩ / ‖Q_old‖²`` and ``‖D‖² / ‖Q_old‖²`` for ``D = Q_new − Q_old``, after a power of two is undone.
 
-    It is for factors that keep each element of their matrix in one place.
+    This holds for factors that store every element of their matrix once.
     """
     pairs = [(v.flatten(1), old.buffers()[name].flatten(1)) for name, v in new.buffers().items()]
     narrow = torch.promote_types(pairs[0][0].dtype, torch.float32)
@@ -111,7 +111,7 @@ def _parts(new: Factor, old: Factor) -> tuple[Tensor, Tensor]:
 
 
 def _low_rank(new: LowRankFactor, old: LowRankFactor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Same numbers for ``Q = diag(d) + U Wᵀ`` with ``W = diag(d) V``, by products of thin matrices."""
+    """Numbers of ``_parts`` for ``Q = diag(d) + U Wᵀ`` with ``W = diag(d) V``, by products of thin matrices."""
     (d, U, W), (e, A, B) = (
         (f.diag.to(dtype), f.U.to(dtype), f.V.to(dtype) * f.diag.to(dtype)[:, :, None]) for f in (new, old)
     )

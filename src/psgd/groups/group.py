@@ -1,7 +1,7 @@
 """``Q``: a stack of elements of a Lie group of matrices, written as a Kronecker product of factors.
 
 A dense, a limited-memory and a diagonal ``Q`` are products of one factor; a Kronecker ``Q`` has one factor for each
-axis of its block. A factor knows how a single matrix is stored; ``Group`` knows the rest.
+axis of its block. A factor defines how a single matrix is stored and multiplied; ``Group`` combines the factors.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Group:
     def precondition_parts(
         self, g: Tensor, keep: bool = False, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """``P g`` as an array and a scale that it still has to be multiplied with, or None; both ``(B, *dims)``.
+        """``P g`` as an array ``(B, *dims)``, and a scale by which it is still to be multiplied, or None.
 
         Args:
             g: gradients
@@ -119,7 +119,7 @@ class Group:
             factor.set_diagonal_(diagonal * each)
 
     def seen_started(self) -> bool:
-        """Whether the host knows, without waiting for the device, that no ``Q`` is the identity any more."""
+        """Whether the host can tell, without waiting for the device, that no ``Q`` is the identity any more."""
         first = self.factors[0].diagonal()[:, 0]
         return seen(first.device, lambda: first != 1)
 
@@ -128,14 +128,14 @@ class Group:
         return float(torch.finfo(dtype).max) ** (0.375 / len(self.factors))
 
     def _balance_(self, usable: Tensor) -> None:
-        """Move scale between the factors until all are of one size, so that none over- or underflows.
+        """Move scale between the factors to give all of them one size, so that none over- or underflows.
 
-        By powers of two, whose product is one: ``P`` keeps every bit.
+        The scales are powers of two with a product of one, so ``P`` keeps every bit.
         """
         if len(self.factors) == 1:
             return
         sizes = torch.stack([factor.diagonal().amax(-1) for factor in self.factors])
-        # No logarithm is further from the mean of all than by this share of their range.
+        # The distance of a logarithm from the mean of all is at most this share of their range.
         share = 1 - 1 / len(self.factors)
         if seen(sizes.device, lambda: sizes.amax(0) < 2 ** (0.499 / share) * sizes.amin(0)):
             return  # all powers would be zero
@@ -176,7 +176,7 @@ class Group:
         }
 
     def kind(self, name: str) -> Hashable:
-        """Key of a buffer: buffers of one shape with the same key are handled together, and lie side by side."""
+        """Key of a buffer: buffers of one shape with the same key are handled together, in adjacent memory."""
         return name.partition("_")[2]
 
     def fault(self) -> tuple[Sequence[str], str] | None:

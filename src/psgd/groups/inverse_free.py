@@ -1,4 +1,4 @@
-"""Kronecker products whose dense factors are near-symmetric: no triangular solves, which are slow on GPUs."""
+"""Kronecker products whose dense factors are near-symmetric: they need no triangular solves, which are slow on GPUs."""
 
 from __future__ import annotations
 
@@ -21,28 +21,30 @@ from .near_symmetric import NearSymmetric
 from .pool import is_thin
 from .pooled import Pooled
 
-#: number of updates of which one does all chores, see ``Chores``
+#: average number of updates of which one does all chores, see ``Chores``
 KINDS = 16
-#: longest step of ``Q``, relative to the tangent, for which that is enough; up to twice as long, it is one of half as
-#: many, and beyond that, every update turns ``Q`` back: after steps of 0.5 it can be too late
+#: largest step size of ``Q`` for which chores at one of ``KINDS`` updates are enough. Up to twice this step size, they
+#: are done twice as often, and beyond that, every update turns ``Q`` back: after steps of 0.5 it can be too late.
 SHORT = 0.15
 
 
 class Chores(NamedTuple):
-    """Work that need not be done at every update: each item costs a product of n × n matrices."""
+    """Work that is not needed at every update; each item costs a product of n × n matrices."""
 
     #: whether ``Q`` is turned back to symmetry, and the factors of a block are balanced
     tidy: bool
-    #: times the damping of the probe
+    #: factor of the probe's damping in this update
     damping: float
-    #: whether it is the first update
+    #: whether this is the first update
     first: bool = False
 
     @classmethod
     def of(cls, number: int, lr: float) -> Chores:
-        """One of ``KINDS`` updates tidies up, and has ``KINDS`` times the variance of the damping.
+        """Chores of an update with a pseudorandom number: all of them in one of ``KINDS`` updates, otherwise none.
 
-        If their steps are longer than ``SHORT``, more of them do: a ``Q`` far from symmetry loses directions for good.
+        The update that does them has ``KINDS`` times the variance of the damping, so that the average stays the same.
+        With step sizes above ``SHORT`` chores are done more often, as a ``Q`` far from symmetry loses directions for
+        good.
         """
         kinds = KINDS if lr <= SHORT else KINDS // 2
         complete = number % kinds == 0
@@ -62,9 +64,9 @@ class Chores(NamedTuple):
 class InverseFree(Group):
     """A Kronecker product of near-symmetric and diagonal factors, in the coordinates ``dQ = Q^½ E Q^1.5``.
 
-    With one factor, steps descend criterion 3. With several, each axis sees ``P δg`` and ``δθ`` as they are, and steps
-    vanish on average where ``tr_others(P R_g P) = tr_others(R_θ)`` for every axis: the derivation is in docs/method.md.
-    ``Pooled`` fits many such groups at once, and whitens without random numbers.
+    With one factor, steps descend criterion 3. With several factors, the tangent of each axis is formed from ``P δg``
+    and ``δθ`` themselves, and steps vanish on average where ``tr_others(P R_g P) = tr_others(R_θ)`` for every axis. The
+    derivation is in docs/method.md. ``Pooled`` fits many such groups at once, and whitens without random numbers.
     """
 
     whitens = True
@@ -72,7 +74,7 @@ class InverseFree(Group):
 
     @cached_property
     def scale_axis(self) -> int | None:  # type: ignore[override]
-        """The first axis with a diagonal factor, if there are other axes."""
+        """First axis with a diagonal factor; None if there is none, or if it is the only axis."""
         diagonals = [i for i, factor in enumerate(self.factors) if isinstance(factor, DiagonalFactor)]
         return diagonals[0] if diagonals and len(self.factors) > 1 else None
 
@@ -97,7 +99,10 @@ class InverseFree(Group):
     def precondition_parts(
         self, g: Tensor, keep: bool = False, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """A long diagonal factor is left to be multiplied with what else scales the step: that saves a pass."""
+        """``P g`` without the diagonal factor along ``scale_axis``, which is returned as the scale.
+
+        The caller multiplies it with the other factors of the step, which saves a pass over the array.
+        """
         matrices: list[tuple[Tensor, int]] = []
         for axis, factor in enumerate(self.factors):
             if isinstance(factor, NearSymmetric) and keep:
@@ -116,7 +121,7 @@ class InverseFree(Group):
         normalize: Normalization | None = None,
         usable: Tensor | None = None,
     ) -> None:
-        """Step of ``Pooled.descend_``, which does it for many groups at once."""
+        """Take the step of ``Pooled.descend_`` for this group alone."""
         everywhere = torch.ones((), dtype=torch.bool, device=tangent.x.device)
         informative = everywhere.expand(len(tangent.x)) if usable is None else usable
         Pooled([self]).descend_([(tangent, informative)], lr, everywhere)
@@ -124,10 +129,10 @@ class InverseFree(Group):
     def flops(self, update_every: int = 1) -> list[float]:
         """FLOPs of each factor in an average step of one block that ``Pooled`` whitens, with c3.
 
-        A diagonal factor has a product and a sum of squares of N elements, ``3 N``, and ``7 n`` for itself. The first
-        one beside others has two power iterations, from two starts, for the spectral norm of the step, ``18 N``, or
-        ``2 N`` in the update of a matrix without damping, which finds the direction. Between updates ``P g`` of a dense
-        factor costs ``2 n N``, and ``P``, found once, ``2 n³``.
+        In a block of N elements, a diagonal factor costs ``3 N`` for a product and a sum of squares, and ``7 n`` for
+        its own step. If it is the one along ``scale_axis``, the spectral norm of the step costs ``18 N`` more, for two
+        power iterations from two starts, or ``2 N`` if the update of a dense factor without damping has found the
+        direction. Between updates, a dense factor costs ``2 n N`` for ``P g``, and once ``2 n³`` to form ``P``.
         """
         numel = math.prod(self.dims)
         between = update_every - 1
@@ -145,12 +150,13 @@ class InverseFree(Group):
         return each
 
     def _flops_of_update(self, axis: int) -> float:
-        """FLOPs of an average update of a dense factor along an axis of n, for a block of N elements.
+        """FLOPs of an average update of a dense factor along an axis of length n, for a block of N elements.
 
         An update with a tangent of n × n numbers costs ``4 n³`` for ``P`` and the step of ``Q``, ``4 n N`` for ``P g``
         and its Gram matrix, and ``4 n²`` for the norm of that. A thin factor with c columns needs ``8 n N`` for
         ``QᵀQ g`` and ``a (aᵀ Q)``, ``2 c N`` for ``aᵀ a``, and ``4 c²`` for the norm of that. One of ``KINDS`` updates
-        has a tangent of n × n numbers anyway, ``2 n³`` for the damping, and as much for turning ``Q`` back.
+        always forms a tangent of n × n numbers, and costs ``2 n³`` more for the damping and ``2 n³`` for turning ``Q``
+        back to symmetry.
         """
         n, numel, thin = self.dims[axis], math.prod(self.dims), self.is_thin(axis)
         c = numel // n
@@ -161,7 +167,7 @@ class InverseFree(Group):
 
 @trial("whitening")
 def _try_whitening(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
-    """Nobody waits for this: torch loads kernels and sets up libraries when they are first used, and now has begun."""
+    """Whiten once, so that torch loads its kernels and initialises its libraries in the background; no step waits."""
     Q = InverseFree((64, 64), [NearSymmetric.identity(1, 64, dtype, device) for _ in range(2)])
     usable = torch.ones((), dtype=torch.bool, device=device)
     Pooled([Q]).whiten_([torch.ones(1, 64, 64, dtype=dtype, device=device)], 0.1, 0.0, usable)

@@ -65,7 +65,7 @@ class Kronecker(Structure):
         return 0.5 if self.inverse_free else 0.3
 
     def smaller(self, groups: Iterable[Group]) -> Iterator[Kronecker]:
-        """The same structure with smaller and smaller ``max_dense``; the last one has no dense axes."""
+        """Structures with smaller and smaller ``max_dense``; the last one has no dense factors."""
         dense = {
             n
             for group in groups

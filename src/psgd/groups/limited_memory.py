@@ -1,4 +1,4 @@
-"""The paper's limited-memory triangular ``Q = [[Q11, Q12], [0, Q22]]``: triangular, dense and diagonal parts."""
+"""Limited-memory triangular ``Q = [[Q11, Q12], [0, Q22]]`` of the paper: triangular, dense and diagonal parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .triangular import Triangular
 
 @dataclass(frozen=True)
 class LimitedMemoryTangent:
-    """Part of ``S`` that ``Q`` has room for: all of ``S11`` and ``S12``, and the diagonal of ``S22``."""
+    """Part of ``S`` that moves ``Q``: all of ``S11`` and ``S12``, and the diagonal of ``S22``."""
 
     S11: Tensor
     S12: Tensor

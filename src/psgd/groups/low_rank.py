@@ -1,11 +1,11 @@
 """A diagonal and a change of low rank, ``Q = (I + U Vᵀ) diag(d)``, as in https://arxiv.org/abs/2211.04422.
 
 ``Q`` does not depend on a fortunate choice of coordinates: with ``r`` columns, ``U`` and ``V`` treat any ``r``
-directions separately, and ``d`` scales the rest. These matrices are not one group. But with ``V`` fixed all
-``I + U Vᵀ`` are a group, so are they with ``U`` fixed, and so are all ``diag(d)``: ``Q`` moves within each of the
-three, from the left by ``U`` and ``V``, from the right by ``d``.
+directions separately, and ``d`` scales the rest. These matrices together are not a group. However, all ``I + U Vᵀ``
+with a fixed ``V`` form a group, so do those with a fixed ``U``, and so do all ``diag(d)``. ``Q`` moves within each of
+these three groups: ``U`` and ``V`` multiply it from the left, ``d`` from the right.
 
-All products cost O(n r), and the small matrix ``K = I + Vᵀ U`` of ``Q⁻¹`` O(n r²).
+All products cost O(n r), and the small matrix ``K = I + Vᵀ U``, which ``Q⁻¹`` needs, costs O(n r²).
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from .triangular import Triangular
 class LowRankTangent:
     """``E = S W Wᵀ``: the tangent of ``U`` while ``W = V`` is fixed. With ``W = U``, ``Eᵀ`` is the tangent of ``V``.
 
-    It is kept as ``E = [x y] (W [q p])ᵀ`` with ``p = Wᵀx`` and ``q = Wᵀy``. A normalised step does not see a positive
-    factor, so ``x``, ``y`` and ``W`` are scaled to length one first, where no square over- or underflows.
+    It is stored as ``E = [x y] (W [q p])ᵀ`` with ``p = Wᵀx`` and ``q = Wᵀy``. A positive factor does not change a
+    normalised step, so ``x``, ``y`` and ``W`` are first scaled to length one, so that no square over- or underflows.
 
-    ``E`` has the eigenvalues of the small symmetric ``p qᵀ + q pᵀ``, and as long as those of ``μ E`` are below one,
-    ``I − μ E`` is invertible. They are what the diagonal is to a triangular matrix, so ``max_diag`` is the largest.
+    ``E`` has the eigenvalues of the small symmetric matrix ``p qᵀ + q pᵀ``, and ``I − μ E`` is invertible as long as
+    the eigenvalues of ``μ E`` are below one. Eigenvalues play the part that the diagonal plays in a triangular matrix,
+    so ``max_diag`` is the largest absolute eigenvalue.
     """
 
     def __init__(self, tangent: Tangent, W: Tensor) -> None:
@@ -45,20 +46,20 @@ class LowRankTangent:
         return (self.xy * self.right).sum(-1)
 
     def max_diag(self) -> Tensor:
-        """The largest absolute eigenvalue, ``|p·q| + ‖p‖ ‖q‖``."""
+        """Largest absolute eigenvalue, ``|p·q| + ‖p‖ ‖q‖``."""
         q, p = self.qp.unbind(-1)
         return (p * q).sum(-1).abs() + torch.linalg.vector_norm(p, dim=-1) * torch.linalg.vector_norm(q, dim=-1)
 
     def max_abs(self) -> Tensor:
-        """The length of the longest row, no less than ``max_diag``: the largest element of ``E`` in any basis.
+        """Length of the longest row, and at least ``max_diag``.
 
-        It takes the place of ``max|E_ij|``, which would cost O(n²).
+        It replaces ``max|E_ij|``, which it bounds and which would cost O(n²).
         """
         squares = ((self.xy @ (self.right.mT @ self.right)) * self.xy).sum(-1)
         return torch.maximum(squares.amax(-1).clamp_min(0).sqrt(), self.max_diag())
 
     def spectral(self) -> Tensor:
-        """``‖E‖₂``, exactly: its square is the larger eigenvalue of a product of two matrices of size two."""
+        """``‖E‖₂``, exactly: its square is the larger eigenvalue of a product of two 2 × 2 matrices."""
         left, right = self.xy.mT @ self.xy, self.right.mT @ self.right
         half = (left * right).sum((1, 2)) / 2
         square = half + (half.square() - _det(left) * _det(right)).clamp_min(0).sqrt()
@@ -68,8 +69,8 @@ class LowRankTangent:
 class LowRankFactor(LeftFactor):
     """A stack of ``U (B, n, r)``, ``V (B, n, r)`` and ``d (B, n)``.
 
-    ``d`` and the determinant of ``I + U Vᵀ`` stay positive. The diagonal of ``Q`` need not, so ``diagonal`` is that of
-    ``diag(d)`` here.
+    ``d`` and the determinant of ``I + U Vᵀ`` stay positive. The diagonal of ``Q`` may become negative, so ``diagonal``
+    returns ``d`` here.
     """
 
     parts = ("U", "V", "diag")
@@ -80,9 +81,9 @@ class LowRankFactor(LeftFactor):
 
     @classmethod
     def identity(cls, batch: int, n: int, rank: int, dtype: torch.dtype, device: torch.device | str) -> LowRankFactor:
-        """``U = 0``, and random columns in ``V``: if both were zero, neither would ever move.
+        """Identities with ``U = 0`` and random columns in ``V``: if both were zero, neither would ever move.
 
-        The random columns are the same for every dtype and device, also for every default of torch.
+        The random columns do not depend on the dtype, the device or the defaults of torch.
         """
         V = torch.empty(n, rank, dtype=dtype, device=device)
         if V.device.type != "meta":
@@ -103,7 +104,7 @@ class LowRankFactor(LeftFactor):
         K = (self.V.mT @ self.U).to(torch.promote_types(self.U.dtype, torch.float32))
         return K + torch.eye(K.shape[-1], dtype=K.dtype, device=K.device)
 
-    # The four maps of I + U Vᵀ.
+    # Products and solves of I + U Vᵀ, without diag(d).
 
     def _apply(self, v: Tensor) -> Tensor:
         return v + self.U @ (self.V.mT @ v)
@@ -153,9 +154,9 @@ class LowRankFactor(LeftFactor):
     ) -> None:
         """Take a normalised step of ``d``, of ``U`` and then of ``V`` for every usable block; others keep their bits.
 
-        ``d`` also takes a step within the multiples of the identity, along the trace ``2 x·y`` of ``S`` in units of
-        its largest possible value. If all of ``Q`` has the wrong scale, ``U`` and ``V`` would otherwise correct it in a
-        few directions only, and keep ``d`` from correcting it in all of them.
+        ``d`` also takes a step within the multiples of the identity, along the trace ``2 x·y`` of ``S`` divided by its
+        largest possible value. Without it, ``U`` and ``V`` would correct a wrong scale of all of ``Q`` in a few
+        directions only, and keep ``d`` from correcting it in all directions.
 
         Steps of ``U`` and ``V`` after which solving would lose more than half of the digits are not taken.
         """
@@ -179,7 +180,7 @@ class LowRankFactor(LeftFactor):
         torch.where(taken, new.U, self.U, out=new.U)
         torch.where(taken, new.V, self.V, out=new.V)
         d = d.clamp_min(float(torch.finfo(d.dtype).max) ** -0.375)
-        # One call: an interrupt does not find a new U beside an old V, which need not have the same length any more.
+        # One call copies all three, so that an interrupt never leaves a new U with an old V, whose scales may differ.
         torch._foreach_copy_([self.U, self.V, self.diag], [new.U, new.V, d])
 
     def flops(self, columns: int) -> tuple[float, float]:
@@ -202,14 +203,14 @@ class LowRankFactor(LeftFactor):
         return torch.where(torch.linalg.slogdet(K)[0] > 0, size, torch.inf)
 
     def _balance_(self) -> None:
-        """Bring ``U`` and ``V`` to one length, by powers of two: ``U Vᵀ`` keeps every bit."""
+        """Scale ``U`` and ``V`` to nearly the same length, by powers of two, so that ``U Vᵀ`` keeps every bit."""
         ratio = _length(self.V) / _length(self.U)
         exponent = torch.where(torch.isfinite(ratio) & (ratio > 0), ratio.log2() / 2, 0.0).round()
         self.U.mul_(exponent.exp2())
         self.V.mul_((-exponent).exp2())
 
     def random_(self, generator: torch.Generator) -> None:
-        """As in the base class, but with ``‖U‖ ‖V‖ = ½``: the determinant of ``I + U Vᵀ`` is then positive."""
+        """Fill as the base class does, but with ``‖U‖ ‖V‖ = ½``: the determinant of ``I + U Vᵀ`` is then positive."""
         super().random_(generator)
         self.U.div_(2 * _length(self.U) * _length(self.V))
         self._balance_()
@@ -235,7 +236,7 @@ class LowRankFactor(LeftFactor):
 
 
 def _solve(K: Tensor, v: Tensor) -> Tensor:
-    """``torch.linalg.solve`` that does not wait for the device."""
+    """``K⁻¹ v``, by a variant of ``torch.linalg.solve`` that does not make the host wait for the device."""
     solution: Tensor = torch.linalg.solve_ex(K, v.to(K.dtype))[0]
     return solution.to(v.dtype)
 
@@ -254,7 +255,7 @@ def _det(m: Tensor) -> Tensor:
 
 
 def _step(lr: float | Tensor, norm: Tensor, usable: Tensor) -> Tensor:
-    """``lr / norm`` for usable blocks; with a norm below a millionth, the tangent would be mostly rounding."""
+    """``lr / norm`` for usable blocks, and zero for others; a tangent with a norm below 2⁻²⁰ is mostly rounding."""
     return torch.where(usable & (norm > 0), lr / norm.clamp_min(2.0**-20), 0.0)
 
 

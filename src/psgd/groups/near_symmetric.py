@@ -48,7 +48,7 @@ class NearSymmetric(Factor):
         return torch.bmm(self.root.mT, self.root)
 
     def kept_P(self) -> Tensor:
-        """``P``, which is kept until ``Q`` changes: where updates are rare, forming it pays. It stays at its place."""
+        """``P``, kept at one address until ``Q`` changes: forming it pays if updates are rare."""
         if not self.keeps_P():
             P = self.root.new_empty(self.root.shape) if self._kept is None else self._kept[1]
             self._kept = (self.root._version, torch.bmm(self.root.mT, self.root, out=P))
@@ -56,21 +56,21 @@ class NearSymmetric(Factor):
         return self._kept[1]
 
     def keeps_P(self) -> bool:
-        """Whether the ``P`` that is kept belongs to the present ``Q``."""
+        """Whether the kept ``P`` is that of the current ``Q``."""
         return self._kept is not None and self._kept[0] == self.root._version
 
     def forget_P(self) -> None:
-        """Have ``P`` formed anew, at its place, when it is needed."""
+        """Mark the kept ``P`` as outdated; it is computed again, in place, when it is needed."""
         if self._kept is not None:
             self._kept = (-1, self._kept[1])
 
     def confirm_P(self) -> None:
-        """Note that the ``P`` that is kept belongs to the present ``Q``: a replayed recording formed it."""
+        """Mark the kept ``P`` as that of the current ``Q``, after a replayed CUDA graph computed it."""
         if self._kept is not None:
             self._kept = (self.root._version, self._kept[1])
 
     def solve(self, v: Tensor) -> Tensor:
-        """Not for training: only criterion 1 and the diagnostics ask for it."""
+        """``Q⁻¹ v`` by a general solve, which only criterion 1 and the diagnostics use, not ordinary training."""
         return _solve(self.root, v)
 
     def solve_t(self, v: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def safe(lr: float | Tensor) -> float | Tensor:
 
 
 def move_(Q: Tensor, S: Tensor, step: Tensor, room: Tensor | None = None) -> None:
-    """``Q ← Q − step · S Q``; where the step is zero, ``Q`` keeps its bits. There may be room for the product."""
+    """``Q ← Q − step · S Q``; where the step is zero, ``Q`` keeps its bits. ``room`` is memory for the product."""
     S, low_Q = low(S), low(Q)
     if room is not None and room.dtype != S.dtype:
         room = None
@@ -142,8 +142,8 @@ def move_along_(Q: Tensor, a: Tensor, rounded: Tensor, step: Tensor, diagonal: T
 
     Args:
         Q: ``(B, n, n)``
-        a: ``(B, n, c)``, rounded as estimates are
-        rounded: ``Q``, rounded as ``a`` is
+        a: ``(B, n, c)``, in the dtype of estimates
+        rounded: ``Q`` in the dtype of ``a``
         step: ``(B,)``
         diagonal: diagonals of ``D``, ``(B, n)`` or ``(B, 1)``
     """
@@ -162,7 +162,7 @@ def turn_(Q: Tensor, usable: Tensor) -> None:
     RQ = torch.bmm(low(R), low(Q))
     slope = size.square() / 2  # the trace of R Q
     bend = R.mul_(RQ).flatten(1).sum(1, dtype=dtype)  # minus the trace of R R Q
-    # R is antisymmetric, its singular values come in pairs: ‖R‖ is at most that of its elements over √2.
+    # R is antisymmetric, so its singular values come in pairs: ‖R‖₂ is at most ‖R‖_F / √2.
     t = torch.minimum(slope / bend, 0.5 * 2**0.5 / size)
     descend_(Q, RQ, torch.where(usable & (bend > 0), t, 0.0))
 

@@ -1,4 +1,4 @@
-"""Factors of one kind and size, from all blocks of a bucket, as one tensor."""
+"""Pools: factors of one kind and size from all blocks of a bucket, as one tensor."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .base import Factor
 from .diagonal import DiagonalFactor
 from .near_symmetric import NearSymmetric, move_, move_along_, safe
 
-#: smallest dense factor that can be thin: below, a few large products cost less than many small ones
+#: smallest dense factor that can be thin; for smaller ones, a few large products cost less than many small ones
 THIN = 256
 
 
 def is_thin(n: int, numel: int) -> bool:
-    """Whether a block shows a dense factor so few columns that products with them cost less than n × n matrices.
+    """Whether a dense factor sees so few columns of its block that products with them cost less than n × n products.
 
     Args:
         n: length of the factor's axis
@@ -29,13 +29,13 @@ class Pool:
     """All factors of one kind and size as one tensor ``Q``, ``(N, n, n)`` or ``(N, n)``.
 
     Args:
-        members: for a group and an axis of it the tensor of its factors there
-        thin: whether each of them sees few columns, see ``is_thin``
+        members: tensor of the factors of a group along an axis, by the indices of the group and the axis
+        thin: whether each of these factors sees few columns, see ``is_thin``
     """
 
-    #: for each factor the index of its block
+    #: index of the block of each factor
     block: Tensor
-    #: number of columns of the block seen along the factor's axis: the trace of ``b bᵀ`` over ``n``, for white ``b``
+    #: number of columns of the block unfolded along the factor's axis: ``E[tr(b bᵀ)] / n`` for white ``b``
     columns: Tensor
     #: ``‖columns · I‖²_F``
     identity: Tensor
@@ -56,12 +56,12 @@ class Pool:
         return torch.cat(list(self.members.values()))
 
     def fetch(self) -> None:
-        """Copy the factors again, unless ``Q`` is a view of them: others may have moved them."""
+        """Copy the factors again, unless ``Q`` is a view of them, as other code may have changed them."""
         if self.copied:
             self.Q = self._copy()
 
     def parts(self, M: Tensor) -> dict[tuple[int, int], Tensor]:
-        """Part of each member in an array of all factors."""
+        """Part of an array of all factors that belongs to each member."""
         if len(self.rows) == 1:
             return dict.fromkeys(self.rows, M)
         return {key: M[rows] for key, rows in self.rows.items()}
@@ -86,15 +86,15 @@ class Pool:
         """``Q ← Q − lr / bound · S Q`` for factors of usable blocks.
 
         Args:
-            S: symmetric tangent, which is used up
-            bound: estimate of the largest ``‖S‖``
-            frobenius: at least ``‖S‖_F``
-            lr: step size, or one for each of all blocks
-            usable: for each of all blocks whether there is a step
-            room: memory for the product, if there is any
+            S: symmetric tangent of each factor, which is overwritten
+            bound: estimate of ``‖S‖₂`` of each factor, or of an upper bound of it
+            frobenius: upper bound of ``‖S‖_F`` of each factor
+            lr: step size: one number, or one for each block of the bucket
+            usable: for each block of the bucket, whether its factors move
+            room: memory for the product, or None
 
         Returns:
-            whether the tangent is finite, for each factor; without a finite one there is no step
+            for each factor, whether its tangent is finite; a factor without a finite tangent does not move
         """
         step, finite = self._step(bound, frobenius, lr, usable)
         if self.dense:
@@ -117,7 +117,7 @@ class Pool:
 
         Args:
             each: ``a`` of each member, ``(B, n, columns)``
-            rounded: ``Q``, rounded as ``a`` is
+            rounded: ``Q`` in the dtype of ``a``
             diagonal: diagonals of ``D`` of all factors
             bound: see ``step_``
             frobenius: see ``step_``
@@ -130,10 +130,10 @@ class Pool:
         return finite
 
     def _step(self, bound: Tensor, frobenius: Tensor, lr: float | Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
-        """For each factor ``lr / bound``, or zero, and whether the bound is finite."""
+        """``lr / bound`` of each factor, or zero if it does not move, and whether the bound is finite."""
         if isinstance(lr, Tensor) and lr.ndim:
             lr = lr[self.block]
-        # The second bound is safe whatever the first has missed: overshooting never stretches a direction of Q.
+        # The second bound is safe even if the first is too small: overshooting never stretches a direction of Q.
         bound = torch.maximum(bound, frobenius * safe(lr))
         finite = bound < torch.inf
         return torch.where(usable.index_select(0, self.block) & finite, lr / bound, torch.zeros_like(bound)), finite
@@ -142,7 +142,7 @@ class Pool:
 def put_back_(pools: Sequence[Pool]) -> None:
     """Copy each ``Q`` to its factors, unless it is a view of them.
 
-    One call, so that an interrupt does not find factors of one block from before and after they were balanced.
+    One call copies all of them, so that an interrupt never leaves a block with old and new factors mixed.
     """
     copied = [(part, pool.Q[pool.rows[key]]) for pool in pools if pool.copied for key, part in pool.members.items()]
     if copied:
@@ -150,7 +150,7 @@ def put_back_(pools: Sequence[Pool]) -> None:
 
 
 def adjacent(parts: Sequence[Tensor]) -> Tensor | None:
-    """All parts as one tensor, if they lie one after the other in memory."""
+    """View of all parts as one tensor, if they are adjacent in memory; else None."""
     first = parts[0]
     offset = first.storage_offset()
     for part in parts:
@@ -162,6 +162,6 @@ def adjacent(parts: Sequence[Tensor]) -> Tensor | None:
 
 
 def factor_tensor(factor: Factor) -> Tensor:
-    """The tensor of an inverse-free factor."""
+    """Tensor of an inverse-free factor: its matrices, or their diagonals."""
     assert isinstance(factor, (NearSymmetric, DiagonalFactor))
     return factor.root if isinstance(factor, NearSymmetric) else factor.diag

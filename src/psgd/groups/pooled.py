@@ -1,7 +1,7 @@
-"""Fitting many inverse-free groups at once: factors of one size are handled together, whatever blocks they belong to.
+"""Fit of many inverse-free groups at once: factors of one size are handled together, whatever blocks they belong to.
 
-A network has hundreds of factors and few sizes. Sums over the elements of a block are computed group by group; what
-follows are products of n × n matrices, for all factors of a size at once, and numbers for each factor, for all at once.
+A network has hundreds of factors but few sizes. Sums over the elements of a block are computed group by group. All
+later work is batched: products of n × n matrices over all factors of one size, and single numbers over all factors.
 """
 
 from __future__ import annotations
@@ -47,16 +47,17 @@ class Pooled(Groups):
     def descend_(self, tangents: Iterable[tuple[Tangent, Tensor]], lr: float | Tensor, ok: Tensor) -> None:
         """``Q_i ← (I − lr / L · S_i) Q_i`` for every factor, where ``L`` bounds ``‖a aᵀ‖ + ‖b bᵀ‖`` and so ``‖S_i‖``.
 
-        As the size of the step is not normalised by ``S`` itself, it vanishes with ``S``: on a fixed Hessian ``Q``
-        converges. Criteria without such a difference are normalised by ``‖S_i‖``.
+        The step is not normalised by ``S`` itself, so it vanishes with ``S``, and ``Q`` converges on a fixed Hessian.
+        Steps of criteria whose tangent is not such a difference are normalised by ``‖S_i‖``.
 
-        ``Q`` is turned back to symmetry every time: a pair shows a factor one direction, and where many steps in such
-        directions have turned ``Q``, the next one moves ``P`` elsewhere.
+        Every step turns ``Q`` back to symmetry. A pair shows a factor only one direction, and many steps in such
+        directions turn ``Q`` so far that the next one would move ``P`` in a wrong direction.
 
         Args:
-            tangents: for each group its tangent, which is used up, and for each of its blocks whether it says anything
-            lr: step size: one number, or one for each of all blocks
-            ok: whether there is a step at all
+            tangents: for each group its tangent, which is overwritten, and a flag for each block that tells whether its
+                tangent is informative
+            lr: step size: one number, or one for each block of the bucket
+            ok: flag that is false if the step is skipped
         """
         measured = list(tangents)
         is_difference = measured[0][0].is_difference
@@ -69,7 +70,7 @@ class Pooled(Groups):
         for pool in self.pools:
             pool.fetch()
         sides = [_sides(measured.pop(0)[0], group) for group in self.groups]
-        # They will be squared: keep them within the range of the number format.
+        # Both sides will be squared: scale them, so that squares stay within the range of the number format.
         size = torch.maximum(*(joined([largest(v) for v in side]) for side in zip(*sides, strict=True)))
         fine = torch.isfinite(size) & (size > 0)
         for pair, each in zip(sides, torch.where(fine, size, 1.0).split(self.counts), strict=True):
@@ -104,14 +105,17 @@ class Pooled(Groups):
         else:
             S = squares[0].sub_(squares[1])
             bound, square, _ = norm_(S)
-            bound.masked_fill_(bound == 0, torch.inf)  # no step
+            bound.masked_fill_(bound == 0, torch.inf)  # a zero tangent moves nothing
             frobenius = square.sqrt_()
         pool.step_(S, bound, frobenius, lr, usable, room=squares[1])
 
     def precondition(
         self, gs: Sequence[Tensor], keep: bool = False, outs: Sequence[Tensor | None] | None = None
     ) -> Preconditioned:
-        """``P g``, and on a GPU the directions that are stretched most: a product costs less there than many passes."""
+        """``P g`` and, on a GPU, the direction that each matrix stretches most, for ``Scaled.spectral_norm``.
+
+        On a GPU the Gram matrix for this direction costs less than the passes of a power iteration.
+        """
         result = super().precondition(gs, keep, outs)
         for group, a in zip(self.groups, result.arrays, strict=True):
             axis = group.scale_axis
@@ -136,7 +140,7 @@ class Pooled(Groups):
         rescale: bool = False,
         lengths: Tensor | None = None,
     ) -> Preconditioned:
-        """One step of every ``Q`` towards whitening ``g``, see ``Whitener``."""
+        """Take one step of every ``Q`` towards whitening ``g``, see ``Whitener``."""
         return self._whitener(gs, lr, damping, ok, weight, tidy, outs, support, rescale, lengths)
 
     @cached_property
@@ -156,13 +160,13 @@ class Pooled(Groups):
 
 
 def _sides(tangent: Tangent, group: InverseFree) -> tuple[Tensor, Tensor]:
-    """``p`` and ``m`` with ``S ∝ p pᵀ − m mᵀ``, as the group sees them. The tangent is used up."""
+    """``p`` and ``m`` with ``S ∝ p pᵀ − m mᵀ``, in the dims of the group; the tangent is overwritten."""
     x, y = (v.reshape(len(v), *group.dims) for v in (tangent.x, tangent.y))
     if tangent.is_difference:
         y.mul_(0.5)
     else:
-        # x yᵀ + y xᵀ = (p pᵀ − m mᵀ) / 2 for p, m = x ± y, best conditioned where x and y are of one size
+        # x yᵀ + y xᵀ = (p pᵀ − m mᵀ) / 2 for p, m = x ± y, best conditioned if x and y have the same size
         sizes = largest(x), largest(y)
-        moves = (sizes[0] > 0) & (sizes[1] > 0)  # where one half is zero, so is S, and both become zero
+        moves = (sizes[0] > 0) & (sizes[1] > 0)  # if x or y is zero, so is S, and both become zero
         x, y = (v / along(torch.where(moves, size, torch.inf), v) for v, size in zip((x, y), sizes, strict=True))
     return x + y, y.sub_(x)

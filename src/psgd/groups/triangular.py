@@ -70,9 +70,9 @@ class Triangular(LeftFactor):
         """FLOPs for k columns: ``a`` costs ``2 n² k``, the triangular solve of ``b`` half of that, ``P g`` ``4 n² k``.
 
         In blocks, as large products on a CPU are computed, ``a`` and ``P g`` cost little more than half of that. ``S``
-        costs ``2 n² k``; if it is too large to be kept, it costs as much each time that it is needed: for its norm and
-        for the step. The step of matrices costs about ``2/3 n³``, in
-        blocks about ``1/3 n³``. The step of vectors, in blocks of r rows, costs about ``(4 + r) n²``.
+        costs ``2 n² k``; if it is too large to be kept, it is computed twice, for its norm and for the step. The step
+        of matrices costs about ``2/3 n³``, in blocks about ``1/3 n³``. The step of vectors, in blocks of r rows, costs
+        about ``(4 + r) n²``.
         """
         n, device = self.full.shape[-1], self.full.device
         square = n * n * columns
@@ -86,7 +86,7 @@ class Triangular(LeftFactor):
         else:
             starts = range(0, n, BLOCK_ROWS)
             step = sum(products.flops(device, n - start, min(BLOCK_ROWS, n - start)) for start in starts)
-            # each row from the diagonal on, by two products, once or each time it is needed
+            # each row from the diagonal on, by two products, once if it is kept and otherwise twice
             of_rows = 4 * columns * products.steps_down(n, BLOCK_ROWS)
             step += 2 * square if is_small(n, columns) else of_rows if formed else 2 * of_rows
         product = products.flops(device, n, columns)
@@ -106,7 +106,7 @@ class Triangular(LeftFactor):
         return self.full
 
     def fault(self) -> tuple[Sequence[str], str] | None:
-        """Also elements below the diagonal, which products would use and solves would not."""
+        """Fault of the base class, or elements below the diagonal, which products would use and solves would not."""
         below = bool(self.full.tril(-1).any())
         return super().fault() or ((self.parts, "it has elements below its diagonal") if below else None)
 
@@ -160,7 +160,7 @@ def _from_below_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int) -> Non
 
 
 def _side_by_side_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int, at_once: int) -> None:
-    """Update one matrix, without kernels of our own."""
+    """Update one matrix by products of torch, without a Triton kernel."""
     n = len(Q)
     last = n - n % bs  # rows from here on are less than a block
     blocks = last // bs
@@ -208,7 +208,7 @@ class Dense(Structure):
         return super().precond_lr(whitening, size) * min(1.0, 400 / size)
 
     def precond_boost(self, whitening: bool) -> float:
-        """Smaller for pairs than that of other structures, with which the first hundred steps may be far too long."""
+        """Default boost, smaller than in other structures for pairs: the first hundred steps could be far too long."""
         return super().precond_boost(whitening) if whitening else 2.0
 
     @property

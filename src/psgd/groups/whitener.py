@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Whitener:
-    """A step of all factors of a bucket towards whitening gradients.
+    """One step of all factors of a bucket towards whitening gradients.
 
     Args:
         factors: the factors
@@ -49,25 +49,25 @@ class Whitener:
     ) -> Preconditioned:
         """Take one step of every ``Q`` towards whitening ``g``, or ``g / weight``.
 
-        It is the step of criterion 3 for the pair ``(v, g + ε v)``, ``v ~ N(0, I)``, in expectation over ``v``. There
-        ``b bᵀ`` is a multiple of the identity and the damping, ``ε = damping · rms(g)``, a multiple of ``P_i²``, so no
-        random number is drawn. The tangent ``a aᵀ`` of a thin factor is not formed, unless there is damping.
+        It is the step of criterion 3 for the pair ``(v, g + ε v)``, ``v ~ N(0, I)``, in expectation over ``v``. In
+        expectation, ``b bᵀ`` is a multiple of the identity, and the damping ``ε = damping · rms(g)`` adds a multiple of
+        ``P_i²``, so no random number is drawn. The tangent ``a aᵀ`` of a thin factor is formed only with damping.
 
         Args:
-            gs: an array ``(B, *dims)`` for each group; the list is emptied, as they may be copies
-            lr: one number, or one for each of all blocks
-            damping: relative to the size of ``g``; where it is zero, products of n × n matrices are saved
-            ok: whether there is a step at all; blocks whose gradient is useless keep their ``Q`` anyway
-            weight: for each of all blocks
-            tidy: also do what need not be done at every step: turn ``Q`` back to symmetry, and balance the factors
-            outs: for each group where the result is to be, or None
-            support: for each group and axis ones for slices in which ``v`` is drawn and zeros for those in which it is
-                zero, ``(B, n)``; None for a group without zeros
-            rescale: also multiply ``P`` of blocks whose ``P g`` is of quite another size than one, see ``power_to_one``
-            lengths: length of ``g`` of each of all blocks, if it is known
+            gs: an array ``(B, *dims)`` for each group; the list is emptied to free memory, as they may be copies
+            lr: step size of ``Q``: one number, or one for each block of the bucket
+            damping: damping relative to the size of ``g``; zero saves products of n × n matrices
+            ok: whether the step is taken; blocks whose gradient vanished or exploded keep their ``Q`` in any case
+            weight: divisor of ``g``, for each block of the bucket, or None
+            tidy: whether to turn ``Q`` back to symmetry and to balance the factors, which not every step needs
+            outs: for each group the tensor to write the result to, or None
+            support: for each group and axis an array ``(B, n)`` with ones for slices in which ``v`` is drawn and zeros
+                for slices in which it is zero; None for a group in which all of ``v`` is drawn
+            rescale: whether to rescale ``P`` of blocks whose ``P g`` is far from size one, see ``power_to_one``
+            lengths: length of ``g`` of each block of the bucket, if it is known
 
         Returns:
-            ``P g / weight`` with ``P`` from before the step, which the step needs anyway
+            ``P g / weight`` with the ``P`` before the step, which the step computes anyway
         """
         for pool in self.pools:
             pool.fetch()
@@ -83,7 +83,7 @@ class Whitener:
         tangents = {pool: torch.empty_like(pool.Q, dtype=None if pool.dense else self.wide) for pool in Ps}
         if damping:
             self._damp_(Ps, noise, tangents)
-        Ps.clear()  # as large as the tangents: gone before more is needed
+        Ps.clear()  # as large as the tangents: freed before more memory is needed
         arrays = self._at_once(self._rounded, range(len(whitened)), whitened, sizes=[a.v for a in whitened])
         length = self._see_(whitened, arrays, tangents, add=damping > 0)
         targets, drawn = self.factors.targets(support or [None] * len(self.groups))
@@ -95,7 +95,7 @@ class Whitener:
             for pool, target in zip(self.pools, targets, strict=True)
         ]
         finite = at_once(tasks, [pool.Q for pool in self.pools], self.device)
-        for large in (tasks, tangents, roots, arrays):  # gone before more is needed
+        for large in (tasks, tangents, roots, arrays):  # freed before more memory is needed
             large.clear()
         if tidy or rescale:
             self.factors.tidy_(
@@ -107,7 +107,7 @@ class Whitener:
         return Preconditioned(whitened, length)
 
     def _at_once(self, function: Callable[..., T], *arguments: Sequence[Any], sizes: Sequence[Tensor]) -> list[T]:
-        """Call a function for each of the arguments; the sizes are those of some tensors."""
+        """Results of a function for each of the arguments, see ``at_once``; ``sizes`` are tensors of their sizes."""
         return at_once([partial(function, *each) for each in zip(*arguments, strict=True)], sizes, self.device)
 
     def _length(self, v: Tensor) -> Tensor:
@@ -115,10 +115,10 @@ class Whitener:
         return torch.linalg.vector_norm(v.flatten(1), dim=1, dtype=self.wide)
 
     def _numbers(self, lengths: Tensor, damping: float, ok: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-        """For each block whether there is a step, and the variance of the noise that damps it."""
+        """Flags of the blocks that take the step, and the variance of the noise that damps each block."""
         rms = lengths.to(self.wide) if weight is None else lengths / weight
         rms = rms / self.factors.root_numel
-        # What is outside is a gradient that vanished or exploded: following it, P would be of no use afterwards.
+        # Outside this range, a gradient has vanished or exploded: P fitted to it would be useless for ordinary ones.
         eps = torch.finfo(self.wide).eps
         return ok & between(rms, eps**2, eps**-2), (rms * damping).square_()
 
@@ -130,13 +130,13 @@ class Whitener:
         weight: Tensor | None,
         outs: Sequence[Tensor | None],
     ) -> list[Scaled]:
-        """``P g / weight``, with ``P`` of some pools, and with the rounded ``Q`` and ``Qᵀ`` of the others."""
+        """``P g / weight``, by ``P`` for pools in ``Ps``, and by rounded ``Q`` and ``Qᵀ`` for pools in ``roots``."""
         P_of, Q_of = _by_member(Ps), _by_member(roots)
 
         def multiply(k: int, g: Tensor, w: Tensor | None, out: Tensor | None) -> Scaled:
             group = self.groups[k]
             mine = {axis: P_of[k, axis] for axis in range(len(group.dims)) if (k, axis) in P_of}
-            if w is not None:  # divides the smallest array there is
+            if w is not None:  # divide the smallest array of the product
                 smallest = min(mine, key=lambda axis: mine[axis].numel(), default=None)
                 if smallest is None:
                     g = g / along(w.to(g.dtype), g)
@@ -156,7 +156,8 @@ class Whitener:
     def _damp_(self, Ps: Mapping[Pool, Tensor], noise: Tensor, tangents: Mapping[Pool, Tensor]) -> None:
         """``S_i ← variance · P_i²``, which white noise on ``g`` adds to ``a aᵀ``; a dense ``P`` may be overwritten.
 
-        The variance of a factor is that of the noise times ``‖P_j‖²`` of the other factors of its block.
+        The variance of a factor is the variance of the noise times the product of ``‖P_j‖²_F`` over the other factors
+        of its block.
         """
 
         def damp_(variance: Tensor, pool: Pool, P: Tensor, S: Tensor) -> None:
@@ -174,7 +175,7 @@ class Whitener:
         self._at_once(damp_, mine, self.pools, each, [tangents[pool] for pool in self.pools], sizes=each)
 
     def _rounded(self, k: int, a: Scaled) -> Tensor | None:
-        """``scale · v``, rounded as estimates are, for products; None if no factor of the group needs these."""
+        """``scale · v`` in the dtype of estimates, for products; None if the group has no dense factor."""
         return (
             rounded(a.v, a.scale)
             if any(isinstance(factor, NearSymmetric) for factor in self.groups[k].factors)
@@ -188,10 +189,10 @@ class Whitener:
         tangents: Mapping[Pool, Tensor],
         add: bool,
     ) -> Tensor:
-        """``a aᵀ``, or add it to the tangents, for whitened ``a = scale · v`` seen along an axis.
+        """Write ``a aᵀ`` to the tangents, or add it to them, for ``a = scale · v`` unfolded along the axis of a factor.
 
         Returns:
-            ``‖a‖`` for each block
+            ``‖a‖`` of each block
         """
 
         def see_(g: int, axis: int, S: Tensor) -> Tensor | None:
@@ -213,7 +214,7 @@ class Whitener:
             return rows
 
         of = _by_member(tangents)
-        # Lengths of rows take no memory, and little of the device: they go beside the products.
+        # Lengths of rows need hardly any memory and use little of the device: they run in parallel to the products.
         sizes = [whitened[g].v if S.ndim == 3 else S for (g, _), S in of.items()]
         tasks = [partial(see_, g, axis, S) for (g, axis), S in of.items()]
         seen = dict(zip(of, at_once(tasks, sizes, self.device), strict=True))
@@ -221,7 +222,7 @@ class Whitener:
             axis = self.groups[g].scale_axis
             if axis is not None and (rows := seen[g, axis]) is not None:
                 a.slices = along(rows, a.v, axis)
-        # The lengths of its slices have the same length as an array.
+        # The vector of the lengths of its slices has the same length as the array itself.
         shortest = [a.v if a.slices is None else a.slices for a in whitened]
         return joined(self._at_once(self._length, shortest, sizes=shortest))
 
@@ -235,9 +236,9 @@ class Whitener:
         S: Tensor,
         damped: bool,
     ) -> Tensor:
-        """Move the factors of a pool along ``S − target``; return whether that is finite, for each factor."""
+        """Move the factors of a pool along ``S − target``; return for each factor whether this tangent is finite."""
         norm, square, direction = norm_(S)
-        if direction is not None and not damped:  # the damping is largest where gradients are small
+        if direction is not None and not damped:  # damping distorts the direction, as it is largest where g is small
             for (g, _), rows in pool.rows.items():
                 if len(self.groups[g].dims) == 2:
                     whitened[g].direction = direction[rows]
@@ -270,5 +271,5 @@ class Whitener:
 
 
 def _by_member(of_pools: Mapping[Pool, Tensor]) -> dict[tuple[int, int], Tensor]:
-    """Arrays of all factors of some pools, as the part of each group and axis."""
+    """Parts of the arrays of some pools, by group and axis."""
     return {key: part for pool, array in of_pools.items() for key, part in pool.parts(array).items()}

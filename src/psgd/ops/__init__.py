@@ -1,4 +1,4 @@
-"""Primitives: each has a reference in torch and, if it pays, a kernel in Triton."""
+"""Primitive operations: each has a reference in torch and, if it pays, a Triton kernel."""
 
 from .distributed import part_of
 from .real import as_real

@@ -1,4 +1,4 @@
-"""Comparison of facts between ranks, before they rely on each other: one all-reduce of two numbers if all agree."""
+"""Comparison of facts between ranks, which costs one all-reduce of two numbers if all ranks agree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .real import as_real
 
-#: types of values that are themselves on all ranks
+#: types of values whose ``repr`` is the same on all ranks, and which need no conversion
 _PLAIN = frozenset([bool, int, float, str, tuple, type(None)])
 
 
@@ -25,7 +25,7 @@ class Fact(NamedTuple):
     """Values that must be the same on all ranks.
 
     Args:
-        describe: returns what a value is, from its index; called for errors only
+        describe: function from the index of a value to its description; called only for errors
         values: numbers, tensors with one number, or objects that are compared by their ``repr``
     """
 
@@ -38,22 +38,22 @@ def compare(
 ) -> None:
     """Raise on all ranks unless all have the same facts; a rank with an error raises that error.
 
-    Ranks exchange a digest of the facts, which the host waits for. It does not wait for other work of a device if the
-    group has a backend for CPUs, as ``init_process_group()`` makes it, and all numbers are on the host. Only if digests
-    differ are the facts themselves exchanged, for an error that names the first that differs.
+    Ranks exchange a digest of the facts, and the host waits for it. It does not wait for other work of a device if the
+    group has a CPU backend, as after ``init_process_group()``, and all numbers are on the host. The facts themselves
+    are exchanged only if digests differ, for an error that names the first fact that differs.
 
     Args:
-        what: what the ranks are about to do
-        facts: as many on every rank; none where there is an error
-        advice: what would be right
+        what: name of the operation that the ranks are about to start
+        facts: facts, equally many on every rank, or none if there is an error
+        advice: advice at the end of the error message
         error: error of this rank, or None
         group: process group of the ranks
-        device: device of tensors that are sent if the group sends none from the host
+        device: device of the tensors that are sent, if the group has no CPU backend
     """
     told, there = _plain_facts(facts)
     told.append(error and dist.get_rank(group))
     digest = _digest(told, there, torch.device("cpu") if _on_host(group) else device)
-    both = torch.stack([digest, ~digest])  # the largest complement is that of the least
+    both = torch.stack([digest, ~digest])  # the largest complement belongs to the smallest digest
     dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
     largest, complement = both.tolist()
     if error is None and largest == ~complement:
@@ -65,24 +65,24 @@ def compare(
         try:
             raise error
         finally:
-            del error  # its traceback holds this frame, and that what the closure made
+            del error  # its traceback refers to this frame, which would keep tensors of the closure alive
     raise RanksDifferError(f"{what}: {_difference(facts, everyone)}; {advice}")
 
 
 def checksum(t: Tensor) -> Tensor:
-    """Sum of the bits of a tensor as whole numbers, on its device: ranks with the same bits have the same sum."""
+    """Sum of the elements of a tensor, with their bits read as integers, on its device: equal bits have equal sums."""
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     t = as_real(t.detach()).contiguous()
     return t.view(whole[t.element_size()]).sum(dtype=torch.int64)
 
 
 def _on_host(group: Any) -> bool:
-    """Whether ranks can exchange tensors of the host; the same answer on all ranks."""
+    """Whether ranks can exchange tensors on the CPU; the answer is the same on all ranks."""
     return "cpu:" in dist.get_backend_config(group)
 
 
 def _plain_facts(facts: Sequence[Fact]) -> tuple[list[Any], list[Tensor]]:
-    """Values that the host has, and numbers that are on a device."""
+    """Values on the host, with the device type in place of tensors on other devices, and these tensors."""
     told: list[Any] = []
     there: list[Tensor] = []
     for fact in facts:
@@ -100,13 +100,13 @@ def _digest(told: Sequence[Any], there: Sequence[Tensor], device: torch.device) 
     total = torch.tensor(digest, dtype=torch.int64, device=device)
     if there:
         bits = torch.stack([_bits(v).to(device) for v in there])
-        # Products with odd numbers, modulo 2^64: a number that differs always changes the sum.
+        # Odd factors are invertible modulo 2^64, so a change of one number always changes the sum.
         total = total + (bits * (2 * torch.arange(len(bits), device=device) + 1)).sum()
     return total
 
 
 def _plain(value: Any, read: bool = False) -> Any:
-    """Value as a number of Python, if it is a number; tensors on a device are left there unless they are read."""
+    """Value as a Python number, if it is a number; a tensor on another device is returned unchanged unless ``read``."""
     if isinstance(value, Tensor) and (read or value.device.type == "cpu"):
         return value.item()
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -124,7 +124,7 @@ def _in_words(error: Exception) -> str:
 
 
 def _difference(facts: Sequence[Fact], everyone: Sequence[tuple[list[list[str]], str | None]]) -> str:
-    """First fact that is not the same on all ranks, or the error that kept a rank from having facts."""
+    """Description of the first fact that differs between ranks, or of the error of a rank that failed."""
     for rank, (_, failed) in enumerate(everyone):
         if failed:
             return f"rank {rank} failed, so no rank goes on ({failed})"

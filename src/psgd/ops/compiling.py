@@ -12,13 +12,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def not_compiled(reason: str) -> Callable[[F], F]:
-    """Decorator like ``torch.compiler.disable``, which would import the compiler at once.
+    """Decorator like ``torch.compiler.disable``, but without importing the compiler at once.
 
-    That takes as long as to import torch. Here it is imported at the first call, when it is there already: the
-    constructor of torch's optimizers imports it.
+    That import costs as much time as importing torch. Here it happens at the first call. By then, the constructor of
+    torch's optimizers has imported the compiler already.
 
     Args:
-        reason: why it is not compiled, for the compiler's logs
+        reason: reason why the function is not compiled, for the compiler's logs
     """
 
     def decorate(function: F) -> F:
@@ -30,7 +30,7 @@ def not_compiled(reason: str) -> Callable[[F], F]:
         def run(*args: Any, **kwargs: Any) -> Any:
             return disabled()(*args, **kwargs)
 
-        # The compiler asks for these two by name. `disable(reason=…)` would set the second, but is not in torch 2.7.
+        # The compiler reads these two attributes. `disable(reason=…)` would set the second, but is not in torch 2.7.
         run._torchdynamo_disable = True  # type: ignore[attr-defined]
         run._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
         return run  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Tensors of which each rank may hold a part (``DTensor``), and means over ranks."""
+"""Distributed tensors (``DTensor``), of which each rank may hold a part, and means over ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-#: module that defines divided tensors; a program that never imported it has none, and importing it costs a second
+#: module that defines ``DTensor``; a program that never imported it has no such tensors, and the import costs a second
 _DTENSOR = "torch.distributed.tensor"
 
 
@@ -31,7 +31,7 @@ def slices_of(t: Tensor) -> tuple[slice, ...]:
     from torch.distributed.tensor.placement_types import _StridedShard
 
     # With tensor parallelism and `fully_shard`, two axes of a mesh may divide one dimension. Torch calls this a strided
-    # division, but what a rank holds is one slice nevertheless.
+    # shard, but a rank still holds one slice.
     placements = t.placements  # type: ignore[attr-defined]
     known = all(type(p) in (Replicate, Shard, _StridedShard) for p in placements)
     if known and not t.is_complex():
@@ -45,12 +45,15 @@ def slices_of(t: Tensor) -> tuple[slice, ...]:
 
 
 def part_of(whole: Tensor, like: Tensor) -> Tensor:
-    """Part of a whole tensor that belongs to this rank if it is divided as ``like`` is; nothing is sent."""
+    """Part of a whole tensor that belongs to this rank if it is divided as ``like`` is, without communication."""
     return whole[slices_of(like)] if is_dtensor(like) else whole
 
 
 def aligned(grad: Tensor, like: Tensor) -> Tensor:
-    """Gradient divided as its parameter is: some layers of tensor parallelism give others. All ranks must call it."""
+    """Gradient, redistributed to the placements of its parameter if they differ; all ranks must call this function.
+
+    Some layers with tensor parallelism return gradients with other placements.
+    """
     if not is_dtensor(like):
         return grad
     if not is_dtensor(grad):
@@ -67,7 +70,7 @@ def several_ranks() -> bool:
 
 
 def number_of_ranks() -> int:
-    """Number of processes that this is one of."""
+    """Number of processes of the default process group, or 1 if there is none."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 

@@ -1,6 +1,6 @@
-"""Passes over all factors, for which torch has no kernel that runs at the speed of memory.
+"""Elementwise passes over all factors, for which torch has no kernel that runs at the speed of memory.
 
-They are kernels if Triton is installed, and operations of torch with the same result otherwise.
+They are Triton kernels if Triton is installed, and otherwise torch operations with the same result.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch import Tensor
 from .look import seen
 from .triton import jit, multiple, ready, tl, trial, triton, wide
 
-#: number of elements that one program handles
+#: number of elements that one program of a kernel handles
 CHUNK = 4096
-#: rows of the square tile that one program handles when matrices are transposed
+#: number of rows of the square tile that one program handles when matrices are transposed
 TILE = 64
 #: largest number of elements of a block: positions within it are 32-bit numbers
 MOST = 2**31 - CHUNK
@@ -32,7 +32,7 @@ def scaled(v: Tensor, scale: Tensor, out: Tensor) -> Tensor:
     Args:
         v: array ``(B, *dims)``
         scale: one number for each block, or a vector along one axis; it has as many axes as ``v``
-        out: where the result is written: contiguous, of any dtype
+        out: output, contiguous and of any dtype
     """
     if not (ready(v.device, "scaled") and v.is_contiguous() and scale.is_contiguous() and v[0].numel() < MOST):
         return torch.mul(v, scale, out=out)
@@ -42,7 +42,7 @@ def scaled(v: Tensor, scale: Tensor, out: Tensor) -> Tensor:
 
 
 def _launch_scaled(v: Tensor, scale: Tensor, out: Tensor) -> None:
-    """Launch the kernel, which sees a block as a matrix whose rows or columns are scaled."""
+    """Launch the kernel, which treats a block as a matrix whose rows or columns are scaled."""
     n, after = broadcast(scale, v)
     by_row = after > 1 or n == 1
     columns = after if by_row else n
@@ -103,7 +103,7 @@ def _scaled(  # type: ignore[no-untyped-def]
 
 
 def broadcast(scale: Tensor, v: Tensor) -> tuple[int, int]:
-    """Numbers ``(n, after)`` with which position ``i`` of a block finds its scale, at ``(i // after) % n``."""
+    """Numbers ``(n, after)`` such that element ``i`` of a block has the scale at ``(i // after) % n``."""
     axes = [axis for axis in range(1, v.ndim) if scale.shape[axis] > 1]
     assert len(axes) <= 1
     assert len(scale) == len(v)
@@ -173,7 +173,7 @@ def _descend(  # type: ignore[no-untyped-def]
     compute: tl.constexpr,
     chunk: tl.constexpr,
 ):
-    """Kernel of ``descend_``; ``each`` is 0 without a diagonal, 1 for one number, 2 for a number of each row."""
+    """Kernel of ``descend_``; ``each`` is 0 without a diagonal, 1 for one number, 2 for one number per row."""
     numel = multiple(n * n, aligned)
     b = tl.program_id(1).to(tl.int64)
     mu = tl.load(step + b).to(compute)
@@ -213,9 +213,9 @@ def _try_asymmetry(device: torch.device, dtype: torch.dtype, low: torch.dtype) -
 def _asymmetry(  # type: ignore[no-untyped-def]
     Q, R, n, tiles, aligned: tl.constexpr, compute: tl.constexpr, tile: tl.constexpr
 ):
-    """Kernel in which a program has one tile above the diagonal and its mirror image.
+    """Kernel of ``asymmetry``: each program handles one tile on or above the diagonal together with its mirror image.
 
-    Each is read and written once, row by row.
+    Each tile is read and written once, row by row.
     """
     n = multiple(n, aligned)
     row, column = tl.program_id(0) // tiles, tl.program_id(0) % tiles

@@ -40,7 +40,7 @@ def lanczos_quadrature(A: LinearMap, z: Tensor, iterations: int) -> tuple[Tensor
 
 
 def mean_over_spectrum(quadratures: list[tuple[Tensor, Tensor]], f: LinearMap) -> Tensor:
-    """``tr f(A) / n``, averaged over the probes."""
+    """Estimate of ``tr f(A) / n``: the mean over quadratures from random vectors ``z``."""
     return torch.stack([(weights * f(nodes)).sum() for nodes, weights in quadratures]).mean()
 
 

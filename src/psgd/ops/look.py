@@ -1,7 +1,7 @@
-"""Looks of the host at flags, to leave out work that would change nothing.
+"""Reads of flags by the host, to skip work that would change nothing.
 
-On a CPU a look costs less than one small operation. For another device the host would have to wait, so it never looks
-there, and the work is done.
+On a CPU such a read costs less than one small operation. For any other device the host would have to wait, so it never
+reads flags there, and always launches the work.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch import Tensor
 
 
 def can_look(device: torch.device) -> bool:
-    """Whether the host can look at numbers without waiting for their device."""
+    """Whether the host can read numbers without waiting for their device."""
     return device.type == "cpu"
 
 
 def seen_true(flag: Tensor) -> bool:
-    """Whether the host sees, without waiting, that a flag is true."""
+    """Whether the host can tell, without waiting, that a flag is true."""
     return can_look(flag.device) and bool(flag)
 
 
@@ -28,7 +28,7 @@ def values_seen(values: Tensor) -> list[float] | float | None:
 
 
 def between(values: Tensor, least: float, most: float) -> Tensor:
-    """Whether each value lies between two numbers, which its dtype must represent, without being one of them."""
+    """Whether ``least < value < most`` for each value; the dtype of the values must represent both bounds."""
     numbers = values_seen(values)
     if isinstance(numbers, list) and all(least < number < most for number in numbers):
         return torch.ones_like(values, dtype=torch.bool)
@@ -36,11 +36,11 @@ def between(values: Tensor, least: float, most: float) -> Tensor:
 
 
 def seen(device: torch.device, flags: Callable[[], Tensor]) -> bool:
-    """Whether the host sees, without waiting, that all flags are true.
+    """Whether the host can tell, without waiting, that all flags are true.
 
     Args:
         device: device of the flags
-        flags: computes the flags; not called if the host cannot look at them
+        flags: function that computes the flags; it is not called if the host would have to wait for them
     """
     if not can_look(device):
         return False

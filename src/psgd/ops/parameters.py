@@ -1,8 +1,8 @@
-"""Updates of many tensors of many shapes that a flag on the device can call off: the host never reads the flag.
+"""Updates of many tensors of many shapes, which a flag on the device can cancel without the host reading it.
 
-Torch's fused SGD kernel, ``p ← p − lr (d + decay p)`` or nothing, reads and writes each tensor once, and writes nothing
-if the flag says that what it reads is not finite. A running average is the same kernel with other signs.
-``tensor_table`` does the same, by Triton kernels, for tensors known by their addresses.
+Torch's fused SGD kernel computes ``p ← p − lr (d + decay p)``. It reads and writes each tensor once, and writes nothing
+if its flag ``found_inf`` is set. A running average is the same kernel with other signs. ``tensor_table`` does the same
+by Triton kernels, for tensors that are given by their addresses.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from torch import Tensor
 from .look import seen_true
 from .real import as_real
 
-#: for each device a flag: whether a step is to be taken
+#: flag for each device: whether the step is taken
 Flags = Mapping[torch.device, Tensor]
 
 
 def subtract_(thetas: list[Tensor], steps: list[Tensor], decays: Sequence[float | Tensor], ok: Flags) -> None:
     """``θ ← θ − (step + decay · θ)`` for all tensors if ``ok``; the steps may be overwritten.
 
-    One call moves all tensors: an interrupt or a failure finds all of them moved, or none.
+    One call moves all tensors, so that an interrupt or a failure finds all of them moved, or none.
 
     Args:
         thetas: parameters
-        steps: as many arrays of their shapes
-        decays: a number for each parameter, which may be on its device
-        ok: a flag for each device
+        steps: step of each parameter, of the same shape
+        decays: weight decay of each parameter, which may be a tensor on its device
+        ok: flag for each device
     """
     if not thetas:
         return
@@ -37,7 +37,7 @@ def subtract_(thetas: list[Tensor], steps: list[Tensor], decays: Sequence[float 
         for theta, step, d in zip(thetas, steps, decays, strict=True):
             if isinstance(d, Tensor):
                 step += theta.to(step.dtype) * d
-            else:  # rounded once, as in the fused kernel: what others are told changes no bit
+            else:  # rounded once, as in the fused kernel, so that options of other groups change no bit
                 step.add_(theta.to(step.dtype), alpha=d)
         decay = 0.0
     if can_fuse(thetas, steps):
@@ -56,12 +56,12 @@ def average_(means: list[Tensor], values: list[Tensor], weight: float, ok: Tenso
         _fused_(means, values, -weight, -1.0, ok)
         return
     for mean, value in zip(means, values, strict=True):
-        # The average of the average with itself is what it was.
+        # Interpolation between the mean and itself leaves it unchanged.
         mean.lerp_(torch.where(ok, value.to(mean.dtype), mean), weight)
 
 
 def can_fuse(targets: list[Tensor], values: list[Tensor]) -> bool:
-    """Whether the fused kernel applies: it wants one dtype and device, and elements in the order of memory."""
+    """Whether the fused kernel applies: it requires one dtype, one device and contiguous tensors."""
     first = targets[0]
     dtype, device = first.dtype, first.device
     # On a CPU the kernel is wrong in half precision (torch 2.13).
@@ -92,16 +92,16 @@ def all_finite(tensors: Iterable[Tensor]) -> list[Tensor]:
     tensors = [t for t in tensors if t.numel() > 0]  # a rank's part of a small parameter may be empty
     kinds = {(t.device, t.dtype) for t in tensors}
     alike = [tensors] if len(kinds) == 1 else [[t for t in tensors if (t.device, t.dtype) == kind] for kind in kinds]
-    # Neither infinite nor NaN, which compares as false.
+    # False for infinity, and also for NaN, for which every comparison is false.
     return [torch.stack(_witnesses([as_real(t) for t in same])).abs().amax() < torch.inf for same in alike]
 
 
 def _witnesses(tensors: list[Tensor]) -> tuple[Tensor, ...] | list[Tensor]:
-    """A number for each tensor that is finite if all of its elements are.
+    """One number for each tensor that is finite if all of its elements are finite.
 
-    On a CPU it is the sum, which costs a tenth of the time; it overflows only where a step would too.
+    On a CPU it is the sum, which costs a tenth of the time of the maximum, and overflows only if a step would too.
     """
     if tensors[0].device.type == "cpu":
         wide = torch.promote_types(tensors[0].dtype, torch.float32)
         return [t.sum(dtype=wide) for t in tensors]
-    return torch._foreach_norm(tensors, torch.inf)  # the largest absolute value; a single kernel for all
+    return torch._foreach_norm(tensors, torch.inf)  # largest absolute values, by one kernel for all tensors

@@ -1,4 +1,4 @@
-"""Power iteration: an estimate of the largest absolute eigenvalue, never over it but for rounding."""
+"""Power iteration: an estimate of the largest absolute eigenvalue, which except for rounding is never too large."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 def power_iteration(
     A: Callable[[Tensor], Tensor], v: Tensor, iterations: int, length: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """``v ← A (v / ‖v‖)`` so many times, for every column of a stack.
+    """``v ← A (v / ‖v‖)``, repeated ``iterations`` times, for every column of a stack.
 
     Args:
         A: symmetric linear map
-        v: start, ``(B, n, k)``
+        v: start vectors, ``(B, n, k)``
         iterations: number of products
         length: ``‖v‖``, ``(B, 1, k)``, if it is known
 

@@ -20,12 +20,12 @@ def from_real(values: Tensor, like: Tensor) -> Tensor:
 
 
 def shaped(t: Tensor, shape: Sequence[int]) -> Tensor:
-    """``t.reshape(shape)``, which costs nothing if ``t`` has that shape already."""
+    """``t.reshape(shape)``, but without a call of torch if ``t`` has this shape already."""
     return t if t.shape == shape else t.reshape(shape)
 
 
 def precise_dtype(params: Sequence[Tensor]) -> torch.dtype:
-    """Dtype of averages and steps, and of ``Q`` unless told otherwise: the parameters', but at least float32."""
+    """Dtype of averages and steps, and the default of ``Q``: that of the parameters, but at least float32."""
     return _precise_dtype(frozenset(p.dtype for p in params))
 
 

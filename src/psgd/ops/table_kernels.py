@@ -1,8 +1,8 @@
-"""Triton kernels of ``TensorTable``: one program for each chunk of a parameter, which it finds by its address.
+"""Triton kernels of ``TensorTable``: each program handles one chunk of a parameter, which it finds by its address.
 
-``blocks`` has six numbers for each parameter: its address, its number of elements, where its direction begins in the
-buffer, and how its scales are found. ``chunks`` has two numbers for each program: the index of its parameter, and which
-chunk of the parameter it handles. With ``aligned``, addresses and sizes are multiples of 16.
+``blocks`` has six numbers for each parameter: its address, its number of elements, the offset of its direction in the
+buffer, and three numbers ``(first, n, after)`` for its scales. ``chunks`` has two numbers for each program: the index
+of its parameter, and the index of the chunk. With ``aligned``, addresses and sizes are multiples of 16.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def subtract(  # type: ignore[no-untyped-def]
 
 @jit
 def _chunk(blocks, chunks, aligned: tl.constexpr, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Block that a program handles, its positions there, and whether they are within the block."""
+    """Index of the parameter that a program handles, its positions there, and whether they are inside."""
     pid = tl.program_id(0).to(tl.int64)
     b = tl.load(chunks + 2 * pid)
     i = tl.load(chunks + 2 * pid + 1) * chunk + tl.arange(0, chunk)
@@ -51,20 +51,20 @@ def _chunk(blocks, chunks, aligned: tl.constexpr, chunk: tl.constexpr):  # type:
 
 @jit
 def _pointer(place, dtype: tl.constexpr, aligned: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Pointer to numbers, from the address that is stored at a place."""
+    """Pointer to the elements of a tensor, from the address stored at ``place``."""
     pointer = tl.load(place).to(tl.pointer_type(dtype))
     return tl.multiple_of(pointer, 16) if aligned else pointer
 
 
 @jit
 def _start(block, aligned: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Position in a buffer where a block begins."""
+    """Offset of a parameter in a buffer."""
     return multiple(tl.load(block + 2), aligned)
 
 
 @jit
 def _position(i, numel, n, after):  # type: ignore[no-untyped-def]
-    """``(i // after) % n``, by one division if that is enough."""
+    """``(i // after) % n``, with a single division if possible."""
     if after == 1:
         at = i % n
     else:
@@ -91,7 +91,7 @@ def squares(  # type: ignore[no-untyped-def]
     tl.store(sums + tl.program_id(0), tl.sum(x * x, 0))
     count = tl.sum(tl.where(inside & (x == 0), 1, 0), 0)
     if count > 0:
-        tl.atomic_add(zeros + b, count)  # whole numbers: in any order the same
+        tl.atomic_add(zeros + b, count)  # integers: the sum does not depend on the order
 
 
 @jit
@@ -107,7 +107,7 @@ def lengths(ends, sums, lengths, width: tl.constexpr):  # type: ignore[no-untype
 
 @jit
 def _near(start, after, n, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``(i // after) % n`` for positions ``i`` from ``start`` on: many, for which a division of each costs too much."""
+    """``(i // after) % n`` for the ``chunk`` positions from ``start`` on, without an integer division of each."""
     first = start // after
     steps = _quotient(start - first * after + tl.arange(0, chunk), after, chunk)
     at = first % n + steps
@@ -116,7 +116,7 @@ def _near(start, after, n, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @jit
 def _quotient(t, by, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``t // by`` for ``t < by + chunk``: the product with the reciprocal is exact enough for numbers as small."""
+    """``t // by`` for ``t < by + chunk``: multiplying by the reciprocal is exact enough for such small numbers."""
     if by > chunk:  # noqa: SIM108
         quotient = (t >= by).to(tl.int32)
     else:
@@ -146,7 +146,7 @@ def support(  # type: ignore[no-untyped-def]
             n = tl.load(axis + 1).to(tl.int32)
             if n > 0:
                 at = tl.load(axis) + _near(start, tl.load(axis + 2).to(tl.int32), n, chunk)
-                # Whoever else writes there writes the same. Nearly always somebody has, and many writes would queue up.
+                # All writes to a flag write the same value. Most flags are set already, and writing again costs time.
                 new = (x != 0) & (tl.load(flags + at, mask=inside, other=1.0) == 0)
                 tl.store(flags + at, 1.0, mask=new)
 
@@ -183,7 +183,7 @@ def average(  # type: ignore[no-untyped-def]
     x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside, other=0).to(compute)
     x = x * tl.load(factor + b).to(compute)
     m = tl.load(mean + i, mask=inside, other=0).to(compute)
-    # Interpolate from the nearer end, so that a weight of one gives the source itself.
+    # Interpolate from the nearer end, so that a weight of one gives exactly the source.
     new = tl.where(w < 0.5, m + w * (x - m), x - (1 - w) * (x - m))
     tl.store(mean + i, new.to(mean_dtype), mask=inside)
     tl.store(sums + tl.program_id(0), tl.sum(tl.where(inside, new * new, 0.0), 0))

@@ -1,4 +1,4 @@
-"""Parameters of many shapes, wherever they lie in memory: one kernel goes through all of them at memory speed."""
+"""Tables of parameters of many shapes and addresses, so that one kernel processes all of them at memory speed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .triton import DTYPES, trial, wide
 
 
 class Addresses:
-    """Device array of tensor addresses that a recorded graph reads; the array itself stays at one address."""
+    """Device array of tensor addresses that a captured graph reads; the array itself stays at one address."""
 
     def __init__(self, count: int, device: torch.device) -> None:
         self.place = torch.zeros(count, dtype=torch.int64, device=device)
         self._last: list[int] = []
-        #: whether 16 bytes can be read at once at all addresses
+        #: whether all addresses are multiples of 16, so that kernels can read 16 bytes at once
         self.aligned = False
 
     def point(self, addresses: list[int]) -> None:
@@ -33,15 +33,15 @@ class Addresses:
 
 
 class TensorTable:
-    """Addresses of the parameters, and the positions of their directions in one buffer.
+    """Addresses of the parameters, and the offsets of their directions in one buffer.
 
     Args:
-        thetas: contiguous parameters of one dtype; or, if others move the parameters, tensors like these
-        starts: for each parameter the position in the buffer where its direction begins
-        scales: for each parameter the position of its first scale among all scales, and how ``broadcast`` finds the
-            others from there
-        axes: for each parameter and each axis of its preconditioner the position of its first slice among all slices,
-            and how ``broadcast`` finds that of an element from there
+        thetas: contiguous parameters of one dtype, or tensors of the same kind if ``subtract_`` is not used
+        starts: offset of the direction of each parameter in the buffer
+        scales: ``(first, n, after)`` for each parameter: element ``i`` has the scale at ``first + (i // after) % n`` of
+            the array of all scales, see ``factors.broadcast``
+        axes: ``(first, n, after)`` for each parameter and each axis of its preconditioner: element ``i`` is in slice
+            ``first + (i // after) % n`` of the array of all slices
         moves: whether ``subtract_`` moves the parameters
     """
 
@@ -60,7 +60,7 @@ class TensorTable:
         self.pointers = [theta.data_ptr() if moves else 0 for theta in thetas]
         self.dtype = thetas[0].dtype
         self.numels = numels = [theta.numel() for theta in thetas]
-        #: whether 16 bytes can be read at once of tensors that begin at a multiple of 16, and whether θ does
+        #: whether kernels can read 16 bytes at once from aligned tensors, and whether all parameters are aligned
         self.even = all(number % 16 == 0 for number in (*numels, *starts))
         self.aligned = all(pointer % 16 == 0 for pointer in self.pointers)
         blocks = [(*where, *scale) for *where, scale in zip(self.pointers, numels, starts, scales, strict=True)]
@@ -69,7 +69,7 @@ class TensorTable:
         self.blocks = sent(torch.tensor(blocks, dtype=torch.int64, device="cpu"), device)
         self.chunks = sent(torch.tensor(chunks, dtype=torch.int32, device="cpu"), device)
         ends = list(accumulate((-(-numel // CHUNK) for numel in numels), initial=0))
-        #: for each parameter its first chunk, and that of the next parameter
+        #: index of the first chunk of each parameter, followed by the number of all chunks
         self.ends = sent(torch.tensor(ends, dtype=torch.int32, device="cpu"), device)
         most = max(map(len, axes))
         padded = [[*each, *[(0, 0, 1)] * (most - len(each))] for each in axes]
@@ -78,14 +78,14 @@ class TensorTable:
         for b, each in enumerate(axes):
             for first, n, _ in each:
                 owners[first : first + n] = b
-        #: for each slice the index of its parameter
+        #: index of the parameter of each slice
         self.owners = sent(owners, device)
         smallest = [numel // max(n for _, n, _ in each) for numel, each in zip(numels, axes, strict=True)]
-        #: for each parameter the number of elements of its smallest slices
+        #: number of elements of the smallest slices of each parameter
         self.smallest = sent(torch.tensor(smallest, dtype=torch.int32, device="cpu"), device)
 
     def describes(self, thetas: Sequence[Tensor]) -> bool:
-        """Whether tensors are as they were when the table was made: of its dtype, and, if they move, at its places."""
+        """Whether the table is valid for tensors: they have its dtype and, if they move, its addresses."""
         if thetas[0].dtype != self.dtype:
             return False
         return not self.moves or (
@@ -93,7 +93,7 @@ class TensorTable:
         )
 
     def subtract_(self, v: Tensor, scale: Tensor, rate: Tensor, decay: Tensor, usable: Tensor) -> None:
-        """``θ ← θ − (rate · scale · v + decay · θ)`` if ``usable``; in one launch, so for all parameters or for none.
+        """``θ ← θ − (rate · scale · v + decay · θ)`` if ``usable``, in one launch: for all parameters, or for none.
 
         Args:
             v: buffer of all directions
@@ -109,14 +109,15 @@ class TensorTable:
         )
 
     def lengths(self, sources: Addresses, lengths: Tensor, has_zeros: Tensor) -> None:
-        """Find the length of each of some tensors, each like its parameter, and whether it may have slices of zeros.
+        """Compute the lengths of tensors like the parameters, and whether each may have a slice of zeros.
 
-        A length is not finite if an element is not, or if its square overflows. Sums are always in the same order.
+        A length is not finite if an element is not, or if its square overflows. Sums are always in the same order, so
+        results are reproducible.
 
         Args:
             sources: addresses of the tensors
-            lengths: where the lengths are to be
-            has_zeros: where the flags are to be
+            lengths: output for the lengths
+            has_zeros: output for the flags
         """
         even = self.even and sources.aligned
         dtype = lengths.dtype
@@ -127,20 +128,20 @@ class TensorTable:
         torch.ge(zeros, self.smallest, out=has_zeros)
 
     def _roots(self, sums: Tensor, lengths: Tensor) -> Tensor:
-        """Root of the sum of each parameter, from the sums of its chunks."""
+        """Square root of the sum over the chunks of each parameter."""
         with torch.cuda.device(sums.device):
             table_kernels.lengths[(len(self.blocks),)](self.ends, sums, lengths, 1024)
         return lengths
 
     def support(self, sources: Addresses, has_zeros: Tensor) -> Tensor:
-        """For each slice of some tensors, each like its parameter, one if it has an element other than zero, or zero.
+        """One for each slice that has a nonzero element and zero for each other slice, of tensors like the parameters.
 
         Args:
             sources: addresses of the tensors
-            has_zeros: flags from ``lengths``; tensors with too few zeros for a slice are not read again
+            has_zeros: flags from ``lengths``; tensors with too few zeros to fill a slice are not read again
 
         Returns:
-            float32, for each tensor and axis all slices
+            float32 array of all slices, at the positions that ``axes`` gives
         """
         even = self.even and sources.aligned
         flags = (~has_zeros).to(torch.float32).index_select(0, self.owners)
@@ -158,7 +159,7 @@ class TensorTable:
         return flags
 
     def gather(self, sources: Addresses, out: Tensor) -> None:
-        """Copy tensors, each like its parameter, to a buffer like that of the directions."""
+        """Copy tensors like the parameters to a buffer with the offsets of the directions."""
         even = self.even and sources.aligned and out.data_ptr() % 16 == 0
         self._launch(table_kernels.gather, sources.place, out, even, DTYPES[self.dtype])
 
@@ -218,9 +219,9 @@ def _try_average(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> 
 
 
 def _small(device: torch.device) -> tuple[TensorTable, Addresses, Tensor]:
-    """Table, addresses and a zero for one parameter that is freed at once: kernels must be told not to touch it."""
+    """Table, addresses and a zero for one parameter, which is freed at once, so that kernels must not write to it."""
     theta = torch.ones(256, device=device)
     here = Addresses(1, device)
     here.point([theta.data_ptr()])
-    axes = [(0, 16, 16), (16, 16, 1)]  # as many as a matrix has
+    axes = [(0, 16, 16), (16, 16, 1)]  # the two axes of a matrix
     return TensorTable([theta], [0], [(0, 1, 256)], [axes]), here, torch.zeros(1, device=device)

@@ -1,6 +1,6 @@
-"""The O(n²) update of a triangular ``Q`` on a GPU: all blocks of rows at once, elements read twice and written once.
+"""O(n²) update of a triangular ``Q`` on a GPU: all blocks of rows in parallel, elements read twice and written once.
 
-See ``triangular.descend_rank_two_`` for the formula.
+See ``groups.triangular.descend_rank_two_`` for the formula.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .triton import jit, ready, tl, trial, triton
 
-#: number of rows of a block, and of columns of it that one program handles
+#: number of rows of a block, and number of its columns that one program handles
 ROWS = 64
 COLUMNS = 64
 
@@ -28,7 +28,7 @@ def descend_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor) -> None:
     sums = Q.new_zeros(blocks, 2, n)
     with torch.cuda.device(Q.device):
         _sum_blocks[grid](Q, W, sums, n, ROWS, COLUMNS)
-        # Sums over a block and all blocks below it.
+        # Cumulative sums over a block and all blocks below it.
         sums = sums.flip(0).cumsum_(0).flip(0)
         _descend[grid](Q, U, W, sums, scale, n, ROWS, COLUMNS)
     torch.autograd.graph.increment_version(Q)
@@ -56,7 +56,7 @@ def _sum_blocks(Q, W, sums, n, rows: tl.constexpr, columns: tl.constexpr):  # ty
 
 @jit
 def _descend(Q, U, W, sums, scale, n, rows: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Rows of a block minus a small triangular product, minus ``U`` times the sum over the rows below."""
+    """Subtract from the rows of a block a small triangular product, and ``U`` times the sum over the rows below."""
     b = tl.program_id(1)
     c = tl.program_id(0) * columns + tl.arange(0, columns)
     if (tl.program_id(0) + 1) * columns > b * rows:

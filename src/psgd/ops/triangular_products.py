@@ -1,8 +1,8 @@
-"""Products with stacks of upper triangular matrices ``(B, n, n)`` that leave out most of the zeros.
+"""Products with stacks of upper triangular matrices ``(B, n, n)`` that skip most of the zeros.
 
-Torch has no product of a triangular matrix, so a whole product spends half of its work on zeros. In blocks of rows,
-each from its first diagonal element on, it costs little more than half. The blocks are a few products of the library's
-own speed, so this is for CPUs and large matrices; on a GPU the launches would cost more than the zeros do.
+Torch has no product for triangular matrices, so an ordinary product spends half of its work on zeros. In blocks of
+rows, each from its first diagonal element on, it costs little more than half. This pays for large matrices on CPUs. On
+a GPU, the additional launches would cost more time than the zeros.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 #: number of rows of a block
 ROWS = 80
-#: smallest number of multiplications of a whole product that is worth several products
+#: smallest number of multiplications for which a product is divided into blocks
 WORTH = 2**23
 
 
@@ -66,7 +66,7 @@ def multiply_t(Q: Tensor, v: Tensor) -> Tensor:
 
 
 def multiply_rows(E: Tensor, Q: Tensor) -> Tensor:
-    """``E Q`` for rows ``E`` ``(B, r, n)`` of a triangle and upper triangular ``Q``: columns in blocks, too."""
+    """``E Q`` for rows ``E``, ``(B, r, n)``, of an upper triangle and upper triangular ``Q``, in blocks of columns."""
     if not in_blocks(Q, E.shape[1]):
         return torch.bmm(E, Q)
     n = E.shape[2]
@@ -81,8 +81,8 @@ def multiply_rows(E: Tensor, Q: Tensor) -> Tensor:
 def solve(Q: Tensor, v: Tensor) -> Tensor:
     """``Q⁻¹ v`` for upper triangular ``Q``.
 
-    ``xᵀ Qᵀ = vᵀ`` are the same equations, and where products are computed in blocks, the library solves these in about
-    half the time.
+    For sizes at which products are computed in blocks, the equivalent equations ``xᵀ Qᵀ = vᵀ`` are solved instead,
+    because the library needs about half the time for them.
     """
     if not in_blocks(Q, v.shape[-1]):
         return torch.linalg.solve_triangular(Q, v, upper=True)
@@ -97,5 +97,5 @@ def solve_t(Q: Tensor, v: Tensor) -> Tensor:
 
 
 def _laid_out_as(v: Tensor, result: Tensor) -> Tensor:
-    """Result in the memory layout of ``v``: whoever combines it with other arrays of that layout is much faster."""
+    """Result in the memory layout of ``v``, as operations on arrays of the same layout are much faster."""
     return result if result.stride() == v.stride() else torch.empty_like(v).copy_(result)

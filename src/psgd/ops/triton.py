@@ -1,4 +1,4 @@
-"""Kernels that Triton compiles, if it is installed: it comes with torch for CUDA."""
+"""Compilation of Triton kernels in the background, if Triton is installed, as it is with torch for CUDA."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ __all__ = ["DTYPES", "jit", "multiple", "prepare", "ready", "tl", "trial", "trit
 #: names of kernel arguments that depend on shapes
 SIZES = ("numel", "n", "rows", "columns", "tiles")
 
-#: Triton's names of dtypes
+#: Triton's dtypes by torch's
 DTYPES: dict[torch.dtype, Any] = (
     {}
     if triton is None
     else {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 )
 
-#: function that runs some kernels once, given the device, the dtype of ``Q`` and that of estimates
+#: function that runs a kernel once, from the device, the dtype of ``Q`` and the dtype of estimates
 Trial = Callable[[torch.device, torch.dtype, torch.dtype], None]
 
 _trials: defaultdict[str, list[Trial]] = defaultdict(list)
-#: names of kernels that most steps need
+#: names of kernels that most steps need, which are compiled first
 _early: list[str] = []
 #: kernels that are being compiled, by device and name
 _compiling: dict[torch.device, dict[str, list[Future[None]]]] = {}
@@ -53,7 +53,7 @@ def jit(function: Callable[..., Any]) -> Any:
 
 
 def trial(name: str, early: bool = True) -> Callable[[Trial], Trial]:
-    """Decorator of a function that compiles a kernel by calling it: early, or when the kernel is first needed."""
+    """Register a function that compiles a kernel by calling it: early, or when the kernel is first needed."""
 
     def add(function: Trial) -> Trial:
         _trials[name].append(function)
@@ -66,7 +66,7 @@ def trial(name: str, early: bool = True) -> Callable[[Trial], Trial]:
 
 @cache
 def prepare(device: torch.device, dtype: torch.dtype, low: torch.dtype) -> None:
-    """Begin to compile what a step needs, in the background: this costs seconds, once on a machine.
+    """Start to compile the kernels of a step in the background, which costs seconds, once on a machine.
 
     Args:
         device: device of the kernels
@@ -87,13 +87,13 @@ def _begin(names: Sequence[str], device: torch.device, dtype: torch.dtype, low: 
 
 
 def ready(device: torch.device, kernel: str) -> bool:
-    """Whether a kernel can be used on a device. If it is being compiled, wait for it, but not for others."""
+    """Whether a kernel can be used on a device; if it is being compiled, wait for it, but not for other kernels."""
     if triton is None or device.type != "cuda":
         return False
     if kernel not in _compiling.get(device, {}):
         _begin([kernel], device, torch.float32, torch.float32)
     futures = _compiling[device][kernel]
-    for future in tuple(futures):  # the list stays in place meanwhile, for other callers
+    for future in tuple(futures):  # a copy, so that other callers still find the list
         if (error := future.exception()) is not None and device not in _failed:
             _failed.add(device)
             warn(f"PSGD does without Triton on {device}, which does not work there: {error}")
@@ -108,5 +108,5 @@ def wide(*dtypes: torch.dtype) -> Any:
 
 @jit
 def multiple(numel, aligned: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``numel``, marked for the compiler as a multiple of 16 if ``aligned``, so that it handles as many at once."""
+    """``numel``, shown to the compiler as a multiple of 16 if ``aligned``, so that it can use wide loads and stores."""
     return numel // 16 * 16 if aligned else numel

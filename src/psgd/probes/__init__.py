@@ -1,4 +1,4 @@
-"""Probes: sources of pairs ``(δθ, δg)``. A probe measures them, and fits ``Q`` to what it measured."""
+"""Probes: sources of gradients and pairs ``(δθ, δg)``. A probe measures them, and fits ``Q`` to its measurements."""
 
 from .base import Probe, start_
 from .closure_checks import ClosureChecks

@@ -94,10 +94,10 @@ class Probe(ABC):
         return None
 
     def _restricted(self, Q: Groups, measured: Measured) -> Iterator[list[Tensor]]:
-        """Pairs in which ``δθ`` is zero in slices that have neither a gradient nor a change of it.
+        """Pairs in which ``δθ`` is zero in slices whose gradient is zero and does not change.
 
-        Such slices, as those of a unit that is never active, would tell ``P`` to grow without bounds; and through the
-        rest of ``P`` the gradients of others would move them.
+        With a nonzero ``δθ``, such slices, as those of a unit that is never active, would make ``P`` grow without
+        bound. The gradients of other slices would then move them, as ``P`` couples the slices.
         """
         for group, pair, slices in zip(Q.groups, measured.pairs, measured.support(), strict=True):
             if slices is not None:
@@ -116,7 +116,7 @@ class Probe(ABC):
                 if sign != 1:
                     pair[1] = pair[1] * sign
                 pair[1], informative = self.damp(*pair)
-                # Popped, the arrays belong to the criterion alone, which frees each as soon as it has used it.
+                # After `pop`, only the criterion refers to the arrays, and frees each as soon as it has used it.
                 yield criterion(group, pair.pop(0).to(Q.dtype), pair.pop(0).to(Q.dtype)), informative
 
         Q.descend_(tangents(), lr, ok)
@@ -214,10 +214,10 @@ def start_one_(group: Group, dtheta: Tensor | float, dgrad: Tensor, ok: Tensor) 
         group: stack of ``Q``
         dtheta: length of ``δθ``, for each block
         dgrad: length of ``δg``, for each block
-        ok: whether there is a step at all
+        ok: flag that is false if the step is skipped
     """
     ratio = dtheta / dgrad
-    # What is outside is a gradient that vanished or exploded, see `Probe.damp`.
+    # Outside this range, the gradient has vanished or exploded, see `Probe.damp`.
     eps = torch.finfo(torch.promote_types(dgrad.dtype, torch.float32)).eps
     group.start_(ratio.sqrt(), ok & (ratio > eps**2) & (ratio < eps**-2))
 

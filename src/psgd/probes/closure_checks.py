@@ -1,7 +1,7 @@
-"""What a closure that is called twice must not do: fetch another mini-batch, change buffers, or add to old gradients.
+"""Checks of a closure that is called twice: it must not fetch another mini-batch, change buffers or add to gradients.
 
-Each of these gives numbers that look right, and a preconditioner that is wrong. They are looked for in the first steps
-only, and told once. Nothing is sent between ranks, and the host does not wait for the device.
+Each of these mistakes gives numbers that look right, and a preconditioner that is wrong. They are looked for in the
+first steps only, and each causes one warning. Ranks do not communicate, and the host does not wait for the device.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from .closures import Closure, number_of
 from .measured import Evaluation
 from .reachable import modules_of
 
-#: number of steps with two calls that are looked at
+#: number of steps with two calls that are checked
 STEPS = 10
-#: number of them that must be wrong, and of those in which the loss and the gradient even disagree about the direction
+#: number of these steps that must be wrong for a warning, and number in which even the sign of the change must be wrong
 _WRONG, _OPPOSITE = 7, 2
-#: how many times the change of the loss may be what the gradients say: a closure may return another multiple of it
+#: allowed ratio of the change of the loss to that which gradients predict, as a closure may return a multiple of it
 _FACTOR = 4.0
-#: rounding of the loss, relative to its size: of bfloat16, as autocast may be inside of the closure
+#: rounding error of the loss, relative to its size: that of bfloat16, as the closure may use autocast
 _ROUNDING = 2.0**-8
 
 
 class ClosureChecks:
-    """Observes the calls of the closure of one optimizer, in its first steps."""
+    """Observer of the calls of an optimizer's closure in its first steps."""
 
     def __init__(self) -> None:
         self._steps = 0
         self._calls: _Calls | None = None
         self._gradients = _OldGradients()
         self._buffers_seen = False
-        #: rows of the steps so far, and all of them on their way to the host
+        #: numbers of the steps so far, see ``_row``, and their copy on its way to the host
         self._rows: list[Tensor] = []
         self._sent: Arrival | None = None
 
     def watch(self, closure: Closure | None, probe: Probe, params: Sequence[Tensor]) -> Closure | None:
-        """Closure for the probe: the user's, or in the first steps one that calls it and observes it."""
+        """Closure for the probe: that of the user or, in the first steps, one that calls and observes it."""
         self._calls = None
         self._receive()
         twice = probe.calls_twice and not probe.forward_only
@@ -58,7 +58,7 @@ class ClosureChecks:
         return self._calls
 
     def judge(self, evaluation: Evaluation) -> None:
-        """Warn of what was observed in a step.
+        """Warn of mistakes that were observed in a step.
 
         Args:
             evaluation: result of the probe
@@ -81,7 +81,7 @@ class ClosureChecks:
         self._receive()
 
     def _receive(self) -> None:
-        """Judge the losses, if they are there."""
+        """Judge the losses, if their copy has arrived at the host."""
         rows = None if self._sent is None else self._sent.read()
         if rows is None:
             return
@@ -97,13 +97,13 @@ class ClosureChecks:
 
 
 class _Calls:
-    """Closure that calls the user's one, and keeps what is to be judged.
+    """Closure that calls the user's closure, and keeps its losses and observations.
 
     Args:
         closure: the user's closure
         params: all parameters
-        gradients: observes whether the first call adds to old gradients
-        buffers: observes what the second call changes, or None
+        gradients: observer of whether the first call adds to old gradients
+        buffers: observer of the buffers that the second call changes, or None
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class _Calls:
             loss = self.buffers.during(self.closure)
         else:
             loss = self.closure()
-        # Copied: a closure may return the same tensor each time, as a graph that is replayed does.
+        # A copy, as a closure may return the same tensor each time, for example from a replayed CUDA graph.
         self.losses.append(loss.detach().clone() if isinstance(loss, Tensor) else loss)
         return loss
 
@@ -132,7 +132,7 @@ class _Calls:
 def _row(first: Any, second: Any, evaluation: Evaluation) -> Tensor | None:
     """``f(θ + δθ) − f(θ)``, ``f(θ)``, ``g · δθ`` and ``g' · δθ``, on the device; None if there is no loss.
 
-    Ranks that hold only parts of parameters know only parts of these products.
+    The result is also None for sharded parameters, as a rank could compute only parts of these products.
     """
     pairs, grads = evaluation.pairs, evaluation.grads
     if not pairs or any(is_dtensor(g) for g in grads if g is not None):
@@ -154,7 +154,7 @@ def _row(first: Any, second: Any, evaluation: Evaluation) -> Tensor | None:
 
 
 def _difference(first: Any, second: Any) -> tuple[Tensor, Tensor] | tuple[float, float] | tuple[None, None]:
-    """Change of the loss, and the first one; a tensor stays one, as reading it would wait for the device."""
+    """Change of the loss, and the first loss; tensors stay tensors, as the host would have to wait to read them."""
     if isinstance(first, Tensor) or isinstance(second, Tensor):
         alike = isinstance(first, Tensor) and isinstance(second, Tensor) and first.numel() == second.numel() == 1
         return ((second - first).reshape(()), first.reshape(())) if alike else (None, None)
@@ -169,11 +169,11 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def disagrees(rows: Sequence[Sequence[float]]) -> bool:
-    """Whether in most steps the loss changes far more than the gradients at both ends say, by the trapezoid rule.
+    """Whether in most steps the loss changes far more than the trapezoid rule predicts from the gradients at both ends.
 
-    A closure may return a multiple of the loss whose gradients it leaves, or clip them: then the change is larger, but
-    never of another sign. The mean of gradients over ranks may be shorter than those of one rank, by the square root of
-    their number.
+    A closure may return a multiple of the loss that it differentiates, or clip gradients. The change is then larger
+    than predicted, but never has the other sign. The mean of gradients over ranks may be shorter than the gradient of
+    one rank, by the square root of the number of ranks.
 
     Args:
         rows: for each step ``f(θ + δθ) − f(θ)``, ``f(θ)``, ``g · δθ`` and ``g' · δθ``
@@ -193,11 +193,11 @@ def disagrees(rows: Sequence[Sequence[float]]) -> bool:
 
 
 class _OldGradients:
-    """Whether a closure adds to the gradients that the step before has used already.
+    """Check whether a closure adds to the gradients that the step before has used already.
 
-    Those that someone made or cleared between the steps are none of these: gradients may well be accumulated. One
-    parameter is looked at. A tensor that stays the same through the first call may have been cleared in place; in the
-    step after that, a hook sees whether the first thing that happens to it is an addition.
+    Gradients that were computed or cleared between the steps are not checked, as users may accumulate gradients. One
+    parameter is observed. If its gradient is the same tensor after the first call, it may have been cleared in place.
+    In the next step, a hook therefore observes whether the first change of this tensor is an addition.
     """
 
     def __init__(self) -> None:
@@ -205,7 +205,7 @@ class _OldGradients:
         self._suspicious = self._found = self._done = False
 
     def remember(self, params: Sequence[Tensor]) -> None:
-        """Note the gradients that a step leaves."""
+        """Remember a gradient as a step leaves it, with its version."""
         self._left = None
         for i, p in enumerate(params):
             if p.grad is not None and p.requires_grad and p.is_leaf and not is_dtensor(p):
@@ -233,7 +233,7 @@ class _OldGradients:
             self._done = added[:1] == [False]
 
     def _untouched(self, params: Sequence[Tensor]) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """A parameter and its gradient, if that is what the step before left."""
+        """Remembered parameter and its gradient, if the gradient is unchanged since the step before; else None."""
         if self._left is None or self._done:
             return None, None
         i, left, version = self._left
@@ -254,7 +254,7 @@ class _OldGradients:
 
 
 class _Buffers:
-    """Buffers that the second call changes, though nothing restores them.
+    """Check whether the second call changes buffers that nothing restores.
 
     Args:
         closure: the user's closure
@@ -271,7 +271,7 @@ class _Buffers:
         modules = [m for module in modules_of(self._closure) for m in module.modules()]
         before = {(m, name): (b, _version(b)) for m in modules for name, b in m._buffers.items() if b is not None}
         loss = closure()
-        # Kernels of batch normalisation do not count their changes, but the number of batches is one of its buffers.
+        # Kernels of batch normalisation do not change the versions of their statistics; its counter of batches changes.
         self._changed = {
             type(m).__name__
             for (m, name), (b, version) in before.items()
@@ -289,5 +289,5 @@ class _Buffers:
 
 
 def _version(b: Tensor) -> int:
-    """Number of changes in place; tensors made in inference mode do not count them."""
+    """Number of changes in place; 0 for tensors from inference mode, which do not count them."""
     return 0 if b.is_inference() else b._version

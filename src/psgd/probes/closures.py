@@ -1,4 +1,4 @@
-"""Calls of the user's closure, and of autograd for it, with checks of what the closure must do."""
+"""Calls of the user's closure and of autograd, with checks that the closure does what the probe needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def evaluate(closure: Closure) -> Any:
 def evaluate_loss(closure: Closure, probe: str) -> Any:
     """Call an ordinary closure (zero_grad, backward, return the loss) and check that it returned a loss.
 
-    A closure that returns None has no loss, as with frameworks that leave out a mini-batch.
+    A closure may return None if there is no loss, as in frameworks that skip a mini-batch.
     """
     loss = evaluate(closure)
     if loss is None or isinstance(loss, Tensor) or number_of(loss) is not None:
@@ -34,7 +34,7 @@ def evaluate_loss(closure: Closure, probe: str) -> Any:
 
 
 def evaluate_backward(closure: Closure, params: Sequence[Tensor], probe: str) -> Any:
-    """Call an ordinary closure, and check that it made gradients; without a loss those that are present are used."""
+    """Call an ordinary closure, and check that it computed gradients, unless it returned None instead of a loss."""
     before = [(p.grad, None if p.grad is None else p.grad._version) for p in params]
     loss = evaluate_loss(closure, probe)
     if loss is None:
@@ -49,7 +49,7 @@ def evaluate_backward(closure: Closure, params: Sequence[Tensor], probe: str) ->
 
 
 def evaluate_forward(closure: Closure, start: Gradients, who: str) -> Tensor:
-    """Call a closure that only returns the loss, and check that it did."""
+    """Call a closure that only returns the loss, and check that it returned a loss and did not call ``backward``."""
     start.hide()
     try:
         loss = evaluate(closure)
@@ -69,14 +69,14 @@ def evaluate_forward(closure: Closure, start: Gradients, who: str) -> Tensor:
     return loss
 
 
-#: messages of torch if a derivative cannot be differentiated again: of compiled models (two) and of fused attention
+#: parts of torch's errors if a derivative cannot be differentiated again: two of compiled models, one of attention
 _ONCE_ONLY = ("support double backward", "requires create_graph=False", "derivative for")
 
 
 def differentiate(
     of: Tensor | Sequence[Tensor], by: Sequence[Tensor], v: Sequence[Tensor] | None = None, create_graph: bool = False
 ) -> Sequence[Tensor | None]:
-    """``torch.autograd.grad``, with advice in the error if something can be differentiated only once."""
+    """``torch.autograd.grad``, with advice in the error if an operation can be differentiated only once."""
     try:
         return torch.autograd.grad(of, by, v, create_graph=create_graph, allow_unused=True)
     except RuntimeError as error:
@@ -90,7 +90,7 @@ def differentiate(
 
 
 def describe(value: object) -> str:
-    """What a closure returned, in a few words."""
+    """Short description of a value that a closure returned."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} with requires_grad={value.requires_grad}"
     if isinstance(value, Mapping):
@@ -101,14 +101,14 @@ def describe(value: object) -> str:
 
 
 def is_finite(loss: Any) -> bool:
-    """Whether a loss that is no tensor is finite; what is no number, such as None, has nothing against a step."""
+    """Whether a loss that is not a tensor is finite; True for a value that is not a number, such as None."""
     number = number_of(loss)
     return number is None or math.isfinite(number)
 
 
 def number_of(value: Any) -> float | None:
-    """Value of a number of Python or NumPy, or None if it is no number."""
-    if value is None or isinstance(value, float):  # nearly always, and far faster than the question below
+    """Value of a Python or NumPy number, or None if it is not a number."""
+    if value is None or isinstance(value, float):  # the usual case, and far faster than the check below
         return value
     try:
         return float(value) if isinstance(value, SupportsFloat) else None

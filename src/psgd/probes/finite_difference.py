@@ -1,4 +1,4 @@
-"""The paper's probe: the difference of two gradients."""
+"""Probe of the paper: the difference of two gradients."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class FiniteDifference(Probe):
         moved = [i for i in moved if grads[i] is not None]
         if random_before is None or not moved:
             return result
-        # The second backward pass may write to tensors from before, or to ones that share a flat buffer.
+        # The second backward pass may write to gradients from before the step, or to ones that share a flat buffer.
         for i, grad in enumerate(made):
             if grad is not None and not grad.is_sparse:
                 shared = local(grad).untyped_storage().nbytes() != local(grad).nbytes

@@ -1,4 +1,4 @@
-"""The exact probe: products with the Hessian, by differentiating twice."""
+"""Exact probe: products with the Hessian, by differentiating twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements of a step: what a probe evaluates, and what it then fits ``Q`` to."""
+"""Measurements of a step: the result of a probe's evaluation, and the arrays that ``Q`` is fitted to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Noise = Callable[[int], Tensor]
 
 @dataclass
 class Evaluation:
-    """Loss and gradients at the current parameters, and the pairs measured around them by position of parameter."""
+    """Loss and gradients at the current parameters, and the measured pairs by position of their parameter."""
 
     loss: Any
     grads: list[Tensor | None]
@@ -59,14 +59,14 @@ class Measured:
 
     Args:
         average: averaged gradients
-        gradients: function that returns the gradients, with the weights that limit them
+        gradients: function that returns the gradients, with the divisors that limit them
         pairs: ``[δθ, δg]`` for each group, created on demand; the caller owns them
         noise: standard normal numbers for each group, created on demand
         sign: −1 for a loss that is maximised, else 1
         chores: result of ``Probe.chores`` for this update
         outs: function that returns for each group the tensor to write ``P g`` to, or None
-        support: function that returns for each group which slices have a nonzero gradient: for each axis an array
-            ``(B, n)`` of ones and zeros, or None if all slices have one
+        support: function that returns for each group the slices with a nonzero gradient: for each axis an array
+            ``(B, n)`` of ones and zeros, or None for the group if all its slices have one
         start: whether a ``Q`` that is still the identity is first scaled to the size that its first pair shows
     """
 

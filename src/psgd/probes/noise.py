@@ -28,7 +28,7 @@ class Noise:
 
 
 def mix(*words: int) -> int:
-    """Hash integers to 63 bits by the finaliser of the SplitMix64 generator, so that near ones share nothing."""
+    """Hash integers to 63 bits by the finaliser of the SplitMix64 generator, so that similar inputs are unrelated."""
     h = 0
     for word in words:
         h = (h + (word & _MASK) + 0x9E3779B97F4A7C15) & _MASK

@@ -1,4 +1,4 @@
-"""Modules that a closure can reach, found without running anything of the user's."""
+"""Modules that a closure can reach, found without running any code of the user."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-#: number of objects that are looked at, at most, and length of the containers that are looked into
+#: largest number of objects that are searched, and largest length of containers that are searched
 _OBJECTS = 2000
 _ITEMS = 1000
-#: what leads to no module, or to all that there are
+#: types that the search does not enter, as they lead to no module, or to all modules of the program
 _ENDS = (str, bytes, int, float, complex, type(None), type, ModuleType, CodeType, FrameType, Tensor, Optimizer)
 
 
 def modules_of(closure: Callable[[], Any]) -> list[nn.Module]:
-    """Modules that a closure refers to: by its variables, and by functions and objects that it uses.
+    """Modules that a closure refers to, by its variables or through functions and objects that it uses.
 
-    It is a bounded search, and may miss some. Submodules are not listed.
+    The search is bounded and may miss some. Submodules are not listed.
     """
     found, queue, seen = [], deque[Any]([closure]), set[int]()
     while queue and len(seen) < _OBJECTS:
@@ -29,7 +29,7 @@ def modules_of(closure: Callable[[], Any]) -> list[nn.Module]:
         if id(thing) in seen:
             continue
         seen.add(id(thing))
-        kind = type(thing)  # not `isinstance`, which asks proxies for their class
+        kind = type(thing)  # `isinstance` would run code of proxy objects
         if issubclass(kind, nn.Module):
             found.append(thing)
         elif not issubclass(kind, _ENDS) and not (kind in (list, tuple, dict, set) and len(thing) > _ITEMS):
@@ -38,7 +38,7 @@ def modules_of(closure: Callable[[], Any]) -> list[nn.Module]:
 
 
 def _function(function: FunctionType) -> Iterator[Any]:
-    """What a function refers to; of its globals those that it names."""
+    """Objects that a function refers to; its globals are included only if its code names them."""
     variables = function.__globals__
     yield from (thing for thing in (function.__closure__, function.__defaults__, function.__kwdefaults__) if thing)
     yield from vars(function).values()

@@ -1,4 +1,4 @@
-"""Restoring what a closure may change: gradients, and the state of random generators."""
+"""Restoration of gradients and of the state of random generators, which a closure may change."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 class Gradients:
-    """The ``.grad`` of all parameters from before a step, to restore every bit should the step fail.
+    """Gradients (``.grad``) of all parameters before a step, to restore every bit if the step fails.
 
-    The tensors themselves are kept and, from when a closure may write to them, copies of their values.
+    The tensors themselves are kept and, before a closure may write to them, copies of their values.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
@@ -21,7 +21,7 @@ class Gradients:
         self.versions = [None if grad is None else grad._version for grad in self.grads]
 
     def save(self) -> None:
-        """Keep copies of the values, before a closure is called."""
+        """Copy the values, before a closure is called."""
         self.values = [None if grad is None else grad.clone() for grad in self.grads]
 
     def forget_untouched(self) -> None:

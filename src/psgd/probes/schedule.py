@@ -1,4 +1,4 @@
-"""When ``Q`` is updated, and by how much."""
+"""Schedule of the updates of ``Q``: the steps at which they are due, and their step size."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ YOUNG = 150
 
 
 def is_due(options: Mapping[str, Any], step: int) -> bool:
-    """Whether ``Q`` is updated at a step: every step at first, then ever more rarely, and after ``update_anneal`` steps
-    every ``update_every`` steps.
+    """Whether ``Q`` is updated at a step.
 
-    The rate falls exponentially from 1 to ``1 / update_every``; an update is due when its sum passes a whole number.
+    At first it is updated at every step, then more and more rarely, and after ``update_anneal`` steps every
+    ``update_every`` steps. The number of updates per step falls exponentially from 1 to ``1 / update_every``, and an
+    update is due when the sum of these numbers passes an integer.
 
     >>> [step for step in range(60) if is_due({"update_every": 10, "update_anneal": 30}, step)]
     [0, 1, 2, 3, 4, 6, 8, 10, 12, 15, 19, 24, 32, 42, 52]
@@ -27,7 +28,7 @@ def is_due(options: Mapping[str, Any], step: int) -> bool:
 
 
 def updates_before(options: Mapping[str, Any], step: int) -> float:
-    """Number of updates before a step."""
+    """Number of updates before a step, as a real number: the sum of the rates of all earlier steps."""
     every, anneal = options["update_every"], options.get("update_anneal", 0)
     if every == 1:
         return step
@@ -37,10 +38,10 @@ def updates_before(options: Mapping[str, Any], step: int) -> float:
 
 
 def rate_of_Q(options: Mapping[str, Any], step: int) -> float:
-    """Step size of ``Q``: ``precond_boost`` times ``precond_lr`` for ``YOUNG`` updates, then ``∝ 1 / age`` down to it.
+    """Step size of ``Q``: ``precond_boost · precond_lr`` for ``YOUNG`` updates, then ``∝ 1 / age`` to ``precond_lr``.
 
-    A ``Q`` that knows little has far to go; later a smaller step averages over more pairs. The factor falls by ``√2``
-    at a time: few values, so that steps on a GPU need not be recorded anew.
+    At first ``Q`` is far from its optimum and needs long steps; later a smaller step averages over more pairs. The step
+    size falls by factors of ``√2``: it has few values, so that CUDA graphs are rarely captured again.
 
     >>> options = {"precond_lr": 0.1, "precond_boost": 4.0, "update_every": 1}
     >>> [round(rate_of_Q(options, step), 3) for step in (0, 150, 220, 300, 430, 600)]

@@ -1,6 +1,6 @@
 """Both gradients of a finite difference at once: the model is evaluated for a stack of two sets of parameters.
 
-The paper suggests this for parallel hardware: half as many products, each twice as large. One thread of a CPU gains
+The paper suggests this for parallel hardware: half as many products, each twice as large. A single CPU thread gains
 nothing. The parameters of the module are swapped while the closure runs, so ``θ`` itself is never changed.
 """
 
@@ -21,7 +21,7 @@ WHO = "FiniteDifference(batched=True)"
 
 
 class _Holder(nn.Module):
-    """Module whose forward pass calls a closure, as ``functional_call`` wants a module."""
+    """Module whose forward pass calls a closure, because ``functional_call`` needs a module."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class _Holder(nn.Module):
 
 
 def gradients(loss: Tensor, params: Sequence[Tensor]) -> list[Tensor | None]:
-    """Gradients of a loss; None for parameters that it does not depend on."""
+    """Gradients of a loss; None for frozen parameters and for parameters that it does not depend on."""
     used = [p for p in params if p.requires_grad]
     found = iter(torch.autograd.grad(loss, used, allow_unused=True))
     grads = [next(found) if p.requires_grad else None for p in params]
@@ -46,8 +46,8 @@ def measure(
     """Loss and gradients at ``θ``, and the pairs ``(δθ, δg)`` of the parameters that move, by position.
 
     Args:
-        closure: returns the loss, and uses the parameters through ``module`` only
-        module: holds all parameters
+        closure: closure that returns the loss, and uses the parameters through ``module`` only
+        module: module with all parameters
         params: parameters of the optimizer
         beside: ``θ + δθ`` as real arrays, by position; for the other parameters ``δθ`` is zero
     """
@@ -102,7 +102,7 @@ def _two_gradients(
             raise _explained(error) from error
     if not losses.requires_grad:
         _check_dependence([])
-    # The parameters themselves come last: nothing should depend on them, as the module had others.
+    # The parameters themselves come last: the loss should not depend on them, as the module used the swapped ones.
     inputs = [*thetas.values(), *(params[i] for i in places)]
     found = torch.autograd.grad(losses, inputs, torch.ones_like(losses), allow_unused=True)
     for (i, names), outside in zip(places.items(), found[len(places) :], strict=True):
@@ -123,10 +123,10 @@ def _two_gradients(
 
 
 def _places(holder: _Holder, params: Sequence[Tensor]) -> dict[int, list[str]]:
-    """Names of the trainable parameters in the module, by position: tied weights have several.
+    """Names of the trainable parameters in the module, by position; tied weights have several names.
 
-    Each place has one name here, though a layer that is used more than once can be reached in several ways. By itself,
-    ``functional_call`` would swap such a layer's weights twice, and restore the wrong ones.
+    Each attribute of a module has one name here, even if the module can be reached on several paths because it is used
+    more than once. ``functional_call`` alone would swap its weights once for each path, and restore the wrong ones.
     """
     known: dict[int, list[str]] = {}
     for path, m in holder.named_modules():

@@ -42,7 +42,7 @@ class Whitening(Probe):
     whitens = True
     max_rms = 1.1
     lr = 0.001
-    clip_steps = math.inf  # steps are of size one, which `max_rms` limits
+    clip_steps = math.inf  # whitened steps have size one, and `max_rms` limits them
 
     def __init__(self, of_average: bool = True, *, damping: float | None = None) -> None:
         super().__init__(damping)
@@ -86,7 +86,7 @@ class Whitening(Probe):
             )
             return whitened if of_average else None
         gs = fitted.unbiased()
-        # The arrays have no names of their own, so that nothing but the pair refers to them.
+        # No variable refers to these arrays, only the pair does, so that they are freed when it drops them.
         pairs: Iterable[list[Tensor]] = (
             [next(measured.noise) if slices is None else restrict(next(measured.noise), slices), next(gs)]
             for slices in measured.support()
@@ -97,9 +97,9 @@ class Whitening(Probe):
         return None
 
     def chores(self, step: int, lr: float) -> Chores:
-        """All chores in the first step, and in a step that the user captures, which may be the only one.
+        """Chores of an update: all in the first step, and in a step that the user captures, which may be the only one.
 
-        In other steps the choice is pseudorandom, so that no schedule of updates can miss any of them.
+        In other steps the choice is pseudorandom, so that no schedule of updates can miss any chore.
         """
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         if step == 0:
@@ -111,7 +111,7 @@ class Whitening(Probe):
 
 
 def _start_(Q: Groups, gs: Average, support: Sequence[list[Tensor] | None], ok: Tensor) -> None:
-    """Make ``P g`` of blocks whose ``Q`` is still the identity of size one: ``P = ‖v‖ / ‖g‖ · I``.
+    """``P = ‖v‖ / ‖g‖ · I`` for blocks whose ``Q`` is still the identity, so that ``P g`` has size one.
 
     ``v`` is one in slices that have a gradient and zero elsewhere, see ``Whitening.fit_``.
     """

@@ -1,4 +1,4 @@
-"""Ranks that share the work of a step."""
+"""Ranks: processes that share the work of a step."""
 
 from .base import Alone, Ranks
 from .team import Team, ranks_of

@@ -6,14 +6,14 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
-#: FLOPs that a device could do while it handles a byte of state. A step of a matrix reads or writes arrays of its size
-#: 16 times: gradients 2, averages 3, whitening along two axes 6, the step 2, parameters 3. For each byte a device could
-#: do about 200 FLOPs meanwhile (H200: 989 TFLOP/s, 4.8 TB/s).
+#: FLOPs that cost as much time as the memory traffic of one byte of state. A step of a matrix reads or writes arrays of
+#: its size 16 times: gradients 2, averages 3, whitening along two axes 6, the step 2, parameters 3. In the time of
+#: reading one byte, a device can do about 200 FLOPs (H200: 989 TFLOP/s, 4.8 TB/s).
 FLOPS_PER_BYTE = 16 * 200
 
 
 def cost(flops: float, nbytes: int) -> float:
-    """Time of a step of a block, in FLOPs: its products, and reading its state, which for diagonal factors is all.
+    """Time of a step of a block, in FLOPs: its products, and the memory traffic of its state.
 
     A rough measure is enough, as long as neither the work nor the memory of a rank becomes much too large.
     """
@@ -21,7 +21,7 @@ def cost(flops: float, nbytes: int) -> float:
 
 
 def cost_of(group: Any, average_bytes: int) -> float:
-    """Cost of a block, independent of the numbers of its param group: these may change while training, owners not."""
+    """Cost of a block, independent of the options of its param group, which may change in training; owners may not."""
     return cost(sum(group.flops()), group.nbytes() + average_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Operations of a step that involve all ranks; for a process that works alone, each of them is the identity."""
+"""Operations of a step that involve all ranks; for a single process, each of them is the identity."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Moves(Protocol):
 
 
 class Caught(AbstractContextManager["Caught"]):
-    """Context manager that keeps the error of its block, or lets it pass.
+    """Context manager that stores the error of its block, or lets it propagate.
 
     Args:
-        keep: whether to keep the error
+        keep: whether to store the error instead of letting it propagate
     """
 
     def __init__(self, keep: bool) -> None:
@@ -46,9 +46,9 @@ class Caught(AbstractContextManager["Caught"]):
 
 
 class Ranks:
-    """Ranks of a step, from the view of one of them; here of one that shares nothing with others."""
+    """Operations that involve all ranks of a step, as one rank calls them; in this class, for a rank without others."""
 
-    #: whether ranks send each other anything in a step: that cannot be recorded, but what a rank does alone can
+    #: whether ranks communicate in a step; communication cannot be captured in a CUDA graph, the work between it can
     sends = False
     #: whether every block belongs to this rank
     has_all = True
@@ -64,8 +64,8 @@ class Ranks:
 
         Args:
             blocks: new blocks, the same on all ranks
-            positions: returns the positions of the parameters of a block
-            cost: returns the cost of a step of a block
+            positions: function that returns the positions of the parameters of a block
+            cost: function that returns the cost of a step of a block
         """
         return list(blocks)
 
@@ -74,7 +74,7 @@ class Ranks:
         return True
 
     def catch(self) -> Caught:
-        """Context manager that keeps an error until all ranks can raise one together; alone it is raised at once."""
+        """Context manager that stores an error until all ranks can raise one together; a single rank raises at once."""
         return Caught(keep=False)
 
     def same(self, what: str, facts: Callable[[], list[Fact]], advice: str, error: Exception | None = None) -> None:
@@ -83,31 +83,31 @@ class Ranks:
             raise error
 
     def together(self, error: Exception | None, what: str) -> None:
-        """Raise an error on the rank where it occurred, and on all others one that says so."""
+        """Raise an error on the rank where it occurred, and on all other ranks an error that names the operation."""
         if error is not None:
             raise error
 
     def deciding_loss(self, loss: Any) -> Any:
-        """Loss that decides whether the step is taken, or None."""
+        """Loss that must be finite for the step to be taken, or None if the loss does not decide."""
         return loss
 
     def align(self, grads: Grads, params: Sequence[Tensor]) -> Grads:
-        """Gradients divided as their parameters are."""
+        """Gradients, divided among the ranks in the same way as their parameters."""
         return grads
 
     def gather(self, grads: Grads, pairs: Pairs, params: Sequence[Tensor]) -> tuple[Grads, Pairs, list[Tensor]]:
-        """Whole gradients and pairs of the blocks of this rank, and flags that say whether all gradients are finite.
+        """Whole gradients and pairs of the blocks of this rank, and flags that tell whether all gradients are finite.
 
-        If there are no flags, the caller checks the gradients.
+        If the list of flags is empty, the caller checks the gradients.
         """
         return grads, pairs, []
 
     def all_true(self, ok: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
-        """Flags that are true if they are true on all ranks."""
+        """Flags that are true on every rank if they were true on all ranks, and else false on every rank."""
         return ok
 
     def length(self, mine: Tensor) -> Tensor:
-        """Length of a vector that is divided over all ranks, from the length of this rank's part."""
+        """Length of a vector that is divided among all ranks, from the length of this rank's part."""
         return mine
 
     def move_(
@@ -125,12 +125,12 @@ class Ranks:
 
 
 class Alone(Ranks):
-    """Process that shares nothing with others."""
+    """Ranks of a process that shares no blocks with other processes."""
 
     def check_new(self, params: Iterable[Tensor], where: str) -> None:
         if any(is_dtensor(p) for p in params):
             raise ValueError(f"params{where}: ranks hold only parts of them; PSGD wants such ones from the start")
 
     def deciding_loss(self, loss: Any) -> Any:
-        """Loss of the only process; None if there are others, as replicas must not decide differently."""
+        """Loss if this is the only process; else None, as the losses of replicas differ and must not decide."""
         return None if several_ranks() else loss

@@ -1,4 +1,4 @@
-"""Parameters of which each rank holds a part, as with ``fully_shard``: their gradients made whole for one rank.
+"""Sharded parameters, as with ``fully_shard``: their gradients are gathered on the rank that owns their block.
 
 Whole gradients are preconditioned, never parts of them, so the result does not depend on how parameters are divided.
 """
@@ -30,12 +30,12 @@ class Exchange(Protocol):
 
 
 class Shards:
-    """Parameters of which each rank holds a part, while one rank owns the block that they belong to.
+    """Sharded parameters: each rank holds a part of a parameter, and one rank owns the block that it belongs to.
 
     Args:
         team: the ranks
         params: parameters by position
-        owners: rank that owns the block of a parameter, by position
+        owners: rank that owns the block of each parameter, by position
     """
 
     def __init__(self, team: Exchange, params: Mapping[int, Tensor], owners: Mapping[int, int]) -> None:
@@ -44,9 +44,9 @@ class Shards:
         self.shapes = {i: p.shape for i, p in params.items()}
         everyone: list[Any] = [None] * team.size
         dist.all_gather_object(everyone, {i: slices_of(p) for i, p in params.items()}, group=team.group)
-        #: slices that a rank holds, by rank and position
+        #: slices that each rank holds, by rank and position
         self.parts: list[dict[int, tuple[slice, ...]]] = everyone
-        #: positions of the parts that a rank sends to their owners; only one rank sends a part that several hold
+        #: positions of the parts that each rank sends to their owners; if several ranks hold a part, only one sends it
         self.sends: list[set[int]] = []
         for rank, held in enumerate(self.parts):
             before = self.parts[:rank]
@@ -55,7 +55,10 @@ class Shards:
             _check_tiles(shape, [parts[i] for parts in self.parts])
 
     def collect(self, parts: Mapping[int, Sequence[Tensor]], dtype: torch.dtype) -> dict[int, list[Tensor]]:
-        """Whole tensors of the blocks of this rank, from the parts on all ranks; several for each parameter."""
+        """Whole tensors of the blocks of this rank, gathered from the parts on all ranks.
+
+        A parameter may have several tensors, such as its gradient and its pair.
+        """
         team = self.team
         outgoing: list[list[Tensor]] = [[] for _ in range(team.size)]
         for i in sorted(parts):
@@ -74,7 +77,7 @@ class Shards:
         return whole
 
     def deliver(self, mine: Mapping[int, Tensor], moving: Sequence[int], dtype: torch.dtype) -> dict[int, Tensor]:
-        """Parts that this rank holds, from whole tensors on the ranks that own them."""
+        """Parts of this rank, scattered from whole tensors on the ranks that own them."""
         team = self.team
         here = self.parts[team.rank]
         outgoing = [[mine[i][held[i]] for i in moving if i in mine] for held in self.parts]

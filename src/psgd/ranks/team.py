@@ -1,7 +1,7 @@
 """Ranks that share the blocks of an optimizer: each fits ``Q`` of its own blocks, and sends their steps to the others.
 
-Parameters may be the same on all ranks, as with ``DistributedDataParallel``, or ``DTensor``s, of which each rank holds
-a part, as with ``fully_shard``.
+Parameters may be replicated on all ranks, as with ``DistributedDataParallel``, or sharded as ``DTensor``s, as with
+``fully_shard``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def ranks_of(shard: Any, params: Sequence[Any]) -> Ranks:
-    """Ranks that ``shard`` names, or else those that hold parts of the parameters, or else this process alone."""
+    """Ranks of ``shard`` if it is given, else the ranks that hold sharded parameters, else this process alone."""
     tensors = [p for p in params if isinstance(p, Tensor)]
     meshes = list(dict.fromkeys(p.device_mesh for p in tensors if is_dtensor(p)))  # type: ignore[attr-defined]
     if shard is None and not meshes:
@@ -54,9 +54,9 @@ class Team(Ranks):
         self.reset()
 
     def reset(self) -> None:
-        #: rank that owns the block of a parameter, by position
+        #: rank that owns the block of each parameter, by position
         self.owners: dict[int, int] = {}
-        #: cost of a step on each rank
+        #: total cost of a step of the blocks of each rank
         self.busy = [0.0] * self.size
         self._shards: Shards | None = None
         #: positions of the parameters that move in this step, on all ranks
@@ -133,7 +133,7 @@ class Team(Ranks):
     def move_(
         self, moves: Moves, params: Sequence[Tensor], group_of: Sequence[int], given: Collection[int], ok: Flags
     ) -> None:
-        """Send the steps of this rank's blocks to the others, and move all parameters by those of all."""
+        """Send the steps of this rank's blocks to the other ranks, and move all parameters by the steps of all."""
 
         def subtract(steps: Mapping[int, Tensor]) -> None:
             thetas = [as_real(local(params[i])) for i in steps]
@@ -167,26 +167,26 @@ class Team(Ranks):
         raise TypeError("PSGD: ranks share this one, so it cannot be copied or pickled; use its state_dict()")
 
     def same(self, what: str, facts: Callable[[], list[Fact]], advice: str, error: Exception | None = None) -> None:
-        if isinstance(error, RanksDifferError):  # the others raise it too
+        if isinstance(error, RanksDifferError):  # all ranks raise this error already
             raise error
         owned = Fact(lambda k: f"the owner of parameter {list(self.owners)[k]}", list(self.owners.values()))
         known = [*facts(), owned] if error is None else []
         compare(what, known, advice, error, self.group, self.device)
 
     def together(self, error: Exception | None, what: str) -> None:
-        """Raise an error on the rank where it occurred, and on all others one that says so."""
+        """Raise an error on the rank where it occurred, and on all other ranks an error that names the operation."""
         failed = torch.tensor(float(error is not None), device=self.device)
         dist.all_reduce(failed, dist.ReduceOp.MAX, group=self.group)
         if error is not None:
             try:
                 raise error
             finally:
-                del error  # its traceback holds this frame, and that what the closure made
+                del error  # its traceback refers to this frame, which would keep tensors of the closure alive
         if failed.item():
             raise RuntimeError(f"{what}: it failed on another rank, so it was not done on rank {self.rank} either")
 
     def exchange(self, outgoing: Sequence[Sequence[Tensor]], counts: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
-        """Send tensors to each rank, and receive ``counts`` numbers from each, as flat tensors."""
+        """Send tensors to each rank, and receive ``counts`` elements from each rank, as flat tensors."""
         parts = [t.reshape(-1).to(self.device, dtype) for to_rank in outgoing for t in to_rank]
         flat = torch.cat(parts) if parts else torch.empty(0, dtype=dtype, device=self.device)
         received = torch.empty(sum(counts), dtype=dtype, device=self.device)
@@ -197,11 +197,13 @@ class Team(Ranks):
     def broadcast(
         self, mine: Mapping[int, Tensor], owners: Mapping[int, int], shapes: Mapping[int, Any], dtype: torch.dtype
     ) -> Iterator[dict[int, Tensor]]:
-        """Tensors of all ranks by position, rank by rank; those of the next rank are sent while these are used.
+        """Tensors of all ranks by position, one rank after the other.
+
+        While the tensors of one rank are used, those of the next rank are being sent.
 
         Args:
             mine: tensors of this rank
-            owners: rank that has the tensor of each position, the same on all ranks
+            owners: rank that holds the tensor of each position, the same on all ranks
             shapes: shapes of all tensors
             dtype: dtype of all tensors
         """
@@ -228,7 +230,7 @@ class Team(Ranks):
 
 
 def _group(shard: Any) -> Any:
-    """Process group of ``shard``; for a mesh one with all of its ranks."""
+    """Process group of ``shard``; for a device mesh, a group of all of its ranks."""
     from torch.distributed import device_mesh
 
     if not isinstance(shard, dist.ProcessGroup | device_mesh.DeviceMesh):

@@ -1,4 +1,4 @@
-"""A param group that is added: its checks, its numbers that PSGD chooses, and its state."""
+"""Addition of a param group: its checks, the options that PSGD chooses for it, and its state."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def checked(
     given: Given,
     whitening: bool,
 ) -> dict[str, Any]:
-    """Param group with the numbers for ``Q`` that it does not have itself; raise if anything in it is not allowed.
+    """Param group, completed by the options for ``Q`` that it lacks; raise if anything in it is not allowed.
 
     Args:
-        param_group: argument of the user, which is not changed
+        param_group: param group of the user, which is not changed
         store: store of the optimizer; the group becomes the next of its groups
-        choice_names: names of the optimizer's choices, of which a group has ``Choices`` at most
-        defaults: numbers of groups that do not have others
-        given: numbers for ``Q`` that were given to the optimizer
-        whitening: whether ``Q`` is fitted to gradients themselves
+        choice_names: names of the optimizer's choices; a group may make only those of ``Choices``
+        defaults: options for groups that do not set them
+        given: options for ``Q`` that the user gave to the optimizer
+        whitening: whether ``Q`` is fitted to gradients instead of pairs
     """
     index = len(store.groups)
     where = f" in param group {index}"
@@ -51,7 +51,7 @@ def checked(
 
 
 def adopt(store: Store, groups: list[dict[str, Any]], state: MutableMapping[Any, Any]) -> None:
-    """Make the state of the last param group; if that fails, the optimizer is as it was without the group."""
+    """Create the state of the last param group; if that fails, remove the group and its state again."""
     try:
         store.adopt(len(groups) - 1, groups[-1])
     except BaseException:

@@ -1,4 +1,4 @@
-"""What a processor computes with, and what it has to emulate."""
+"""Arithmetic of processors: whether they compute in bfloat16 or have to emulate it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from ..notice import warn
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether products of bfloat16 matrices are not slower than those of float32; True if that is not known."""
+    """Whether products of bfloat16 matrices are at least as fast as those of float32; True if this is unknown."""
     if device.type == "cuda":
         return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
     return device.type != "cpu" or _cpu_has_bfloat16()
 
 
 def _cpu_has_bfloat16() -> bool:
-    """Whether oneDNN has kernels for bfloat16, and an x86 CPU instructions: with AVX-512 alone, it converts."""
+    """Whether oneDNN has kernels for bfloat16 and, on x86, the CPU has instructions for it.
+
+    With AVX-512 but without these instructions, oneDNN converts every number.
+    """
     try:
         kernels = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
         x86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -29,7 +32,7 @@ def _cpu_has_bfloat16() -> bool:
 
 
 def warn_if_emulated(dtype: torch.dtype | None, params: Iterable[Tensor]) -> None:
-    """Warn if products with ``Q`` are emulated on a device of the parameters."""
+    """Warn if a device of the parameters has to emulate products of this dtype of ``Q``."""
     if dtype != torch.bfloat16:
         return
     for device in {p.device for p in params if isinstance(p, Tensor)}:

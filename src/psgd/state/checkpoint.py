@@ -14,7 +14,7 @@ from ..engine.stack import AVERAGE, LENGTHS
 from ..groups import Group
 from . import choices, options
 
-#: entries that a state may lack: those of options not in use, and those that older versions did not write
+#: entries that a state may lack: entries of options not in use, and entries that older versions did not write
 _OPTIONAL = {*AVERAGE, *LENGTHS, "skipped"}
 
 
@@ -23,7 +23,8 @@ def checked_groups(
 ) -> list[dict[str, Any]]:
     """Saved param groups, completed by the defaults of options that did not exist when they were saved.
 
-    Choices are not among them: those of this optimizer stay, and the state says whether it fits them.
+    Structure and blocks are not loaded: this optimizer keeps its own, and ``checked_state`` checks that the saved state
+    fits them.
     """
     for key, kind in (("state", Mapping), ("param_groups", list)):
         if key not in saved:
@@ -40,7 +41,7 @@ def checked_groups(
             f"state_dict['param_groups']: groups of {their_sizes} parameters; this optimizer has groups of {sizes}. "
             "psgd.whiten and psgd.newton make more groups with weight_decay than without"
         )
-    # What was saved before there was a boost of the step size of Q, or a factor of the learning rate, has none.
+    # Checkpoints from before these two options existed were made without a boost and without a factor.
     without = {"precond_boost": 1.0, "adapt_lr": 0.0}
     completed = [{**defaults, **without, **group} for group in map(choices.without, theirs)]
     for i, group in enumerate(completed):
@@ -58,9 +59,9 @@ def checked_state(
 
     Args:
         saved: a state dict whose param groups have been checked
-        expected: for each parameter, tensors of the right shape, dtype and device for every entry it may have
-        templates: for each parameter the group of the block whose state it holds, or None
-        frozen: for each parameter whether its state may be missing, in which case it gets what is expected
+        expected: for each parameter, tensors of the right shape, dtype and device for every entry that it may have
+        templates: for each parameter, the group of the block whose state it holds, or None
+        frozen: for each parameter, whether its state may be missing; it then gets a copy of ``expected``
     """
     ids = list(chain.from_iterable(group["params"] for group in saved["param_groups"]))
     state = saved["state"]
@@ -122,7 +123,7 @@ def _checked_entries(
 
 
 def _converted(value: Any, like: Tensor, name: str, where: str) -> Tensor:
-    """Copy of a saved tensor with the dtype and device that it has here, checked number by number."""
+    """Copy of a saved tensor in the dtype and on the device of ``like``; raise if a value is not allowed."""
     if not isinstance(value, Tensor):
         raise ValueError(f"{where}[{name!r}]: {type(value).__name__} where a tensor should be")
     if value.shape != like.shape or _kind_of(value) != _kind_of(like):
@@ -131,7 +132,7 @@ def _converted(value: Any, like: Tensor, name: str, where: str) -> Tensor:
             f"this optimizer has {like.dtype} of shape {tuple(like.shape)}{_other(name)}"
         )
     copy = value.detach().to(like.device, like.dtype, copy=True)
-    if copy.is_meta:  # there are no numbers
+    if copy.is_meta:  # it has no values to check
         return copy
     if name in ("step", "skipped") and not 0 <= int(copy) < 2**53:
         raise ValueError(f"{where}[{name!r}]: {int(copy)}; PSGD wants a count of at least 0 and less than 2⁵³")
@@ -147,22 +148,22 @@ def _converted(value: Any, like: Tensor, name: str, where: str) -> Tensor:
 
 
 def _kind_of(value: Tensor) -> str:
-    """Kind of numbers: within a kind, values are converted."""
+    """Kind of a tensor's values; a saved tensor is converted only within its kind."""
     if value.is_complex() or value.is_floating_point():
         return "complex" if value.is_complex() else "real"
     return "flag" if value.dtype == torch.bool else "whole"
 
 
 def copied(state: Mapping[Tensor, Mapping[str, Tensor]]) -> defaultdict[Tensor, dict[str, Tensor]]:
-    """Copies of all tensors of a state: a view of a stack would be pickled with the whole stack."""
+    """Copies of all tensors of a state, as pickling a view of a stack would pickle the whole stack."""
     return defaultdict(dict, {p: {k: v.clone() for k, v in entries.items()} for p, entries in state.items()})
 
 
 def apart(_: object, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """State dict whose tensors can be saved one by one: ``torch.save`` of a view would write the stack that it is of.
+    """State dict whose tensors have separate storages: ``torch.save`` of a view would write the whole stack.
 
-    The tensors lie where they lay and are not copied, but each has a storage of its own that ends where it ends.
-    Choices of param groups are saved as text, so that a checkpoint has tensors, numbers and text only.
+    The tensors are not copied: each gets a storage that covers only its own part of the same memory. The structure and
+    blocks of param groups are saved as text, so that a checkpoint contains only tensors, numbers and text.
     """
     state = {
         key: {k: _alone(v) if isinstance(v, Tensor) else v for k, v in entries.items()}

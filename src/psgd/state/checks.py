@@ -1,4 +1,4 @@
-"""Checks of users' arguments: each error names the argument, the value and what would be right."""
+"""Checks of users' arguments: each error names the argument, its value and the values that are allowed."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def choice(name: str, value: Any, kind: type[Any], where: str = "") -> Any:
 
 
 def named(params: Any, index: int) -> list[Any]:
-    """Parameters of a group with names, which torch wants for all groups if it has them for one."""
+    """Parameters of a group, each with a name: torch requires names in all groups if one group has them."""
     given = [params] if isinstance(params, Tensor) else list(params)
     return [p if isinstance(p, tuple) else (f"group {index}, parameter {i}", p) for i, p in enumerate(given)]
 
 
 def one_of(name: str, value: Any, known: Sequence[str]) -> Any:
-    """Return ``value`` if it is one of some words; else raise."""
+    """Return ``value`` if it is one of the known words; else raise."""
     if value not in known:
         raise ValueError(f"{name}={value!r}: PSGD wants {' or '.join(map(repr, known))}")
     return value
 
 
 def function(name: str, value: Any, right: str) -> Any:
-    """Return ``value`` if it is a function, and not a class, which is callable only by mistake; else raise."""
+    """Return ``value`` if it is a function; else raise, also for a class, which is callable but passed by mistake."""
     if isinstance(value, type) or not callable(value):
         raise TypeError(f"{name}={value!r}: PSGD wants {right}")
     return value
@@ -74,7 +74,7 @@ def normalization(value: Any) -> Any:
 
 
 def fits_structure(structure: Structure, precond_dtype: Any, normalize: Any, where: str) -> None:
-    """Raise if ``Q`` cannot be of this dtype, or if its steps are normalised in the structure's own way."""
+    """Raise if ``Q`` cannot have this dtype, or if ``normalize`` is given but the structure has its own rule."""
     if precond_dtype == torch.bfloat16 and structure.inverts:
         raise ValueError(
             f"precond_dtype={precond_dtype!r}{where}: {structure!r} is inverted where it is fitted, which bfloat16 is "
@@ -88,7 +88,7 @@ def fits_structure(structure: Structure, precond_dtype: Any, normalize: Any, whe
 
 
 def param_groups(params: Any) -> list[Any]:
-    """List of parameters, named parameters or param groups, as an iterator could be read only once."""
+    """Parameters, named parameters or param groups as a list, because an iterator can be read only once."""
     if isinstance(params, nn.Module):
         raise TypeError(
             f"params: a {type(params).__name__}; PSGD wants parameters, as model.parameters() has them. "
@@ -103,7 +103,7 @@ def param_groups(params: Any) -> list[Any]:
 
 
 def param_group(group: Any, choices: Collection[str], index: int) -> dict[str, Any]:
-    """Param group with its parameters in a list; raise if it has options that are for all parameters together."""
+    """Param group with its parameters in a list; raise if it sets options that only the whole optimizer has."""
     if not isinstance(group, dict):
         raise TypeError(f"param_group={group!r}: PSGD wants a dict with the key 'params'")
     if "params" not in group:
@@ -118,7 +118,7 @@ def param_group(group: Any, choices: Collection[str], index: int) -> dict[str, A
 
 
 def _listed(group: dict[str, Any]) -> dict[str, Any]:
-    """Param group with its parameters in a list; torch itself refuses those that cannot be listed."""
+    """Param group with its parameters in a list; if they cannot be listed, torch raises the error later."""
     params = group.get("params")
     if isinstance(params, Iterable) and not isinstance(params, (Tensor, set)):
         return {**group, "params": list(params)}
@@ -162,7 +162,7 @@ def new_parameters(params: Any, known: Collection[Tensor], where: str) -> None:
 
 
 def fits_memory(structure: Structure, blocks: Iterable[Placed], where: str = "") -> None:
-    """Raise if ``Q`` of all blocks needs more memory than a device has, before anything is allocated."""
+    """Raise if ``Q`` of all blocks needs more memory than is free on a device, before anything is allocated."""
     needed: defaultdict[torch.device, int] = defaultdict(int)
     largest: dict[torch.device, tuple[int, tuple[int, ...]]] = {}
     sizes: dict[tuple[tuple[int, ...], torch.dtype], int] = {}
@@ -184,7 +184,7 @@ def fits_memory(structure: Structure, blocks: Iterable[Placed], where: str = "")
 
 
 def gradients(kinds: Sequence[Kind], grads: Sequence[Tensor | None], name: Callable[[int], str]) -> dict[int, Tensor]:
-    """Gradients by position, without missing and empty ones; raise if one is not of the kind of its parameter."""
+    """Gradients by position, without missing and empty ones; raise if shape, dtype or device of one is wrong."""
     found = {}
     for i, (of_parameter, grad) in enumerate(zip(kinds, grads, strict=True)):
         if grad is None or 0 in of_parameter[0]:

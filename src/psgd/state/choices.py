@@ -11,13 +11,13 @@ from . import checks
 
 
 class Choices(NamedTuple):
-    """Choices that a param group may make for itself, by the names that they have in it; fixed once it is added."""
+    """Options that a param group may choose for itself, by their names in it; they are fixed once it is added."""
 
     preconditioner: Structure
     blocks: Blocks
 
     def of_group(self, group: Mapping[str, Any], where: str) -> Choices:
-        """Choices of a param group; those that it does not make are these."""
+        """Choices of a param group; these choices are the defaults for those that it does not make."""
         kinds = zip(self._fields, self, (Structure, Blocks), strict=True)
         return Choices(*[checks.choice(name, group.get(name, usual), kind, where) for name, usual, kind in kinds])
 

@@ -1,4 +1,4 @@
-"""Step size of ``Q`` and how often it is updated, where PSGD chooses them: by structure, probe, shapes and device."""
+"""Defaults of the step size of ``Q`` and of how often it is updated, by structure, probe, shapes and device."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import torch
 from ..blocks import Placed
 from ..groups import Structure
 
-#: numbers of a param group that mean another one too, and what that one then is unless it is given
+#: options of a param group that imply a value of another one: ``(option, other option, implied value)``
 FOLLOWING = (("precond_lr", "precond_boost", 1.0), ("update_every", "update_anneal", 0))
 
-#: number of samples whose gradient costs as much as the updates of ``Q`` on a CPU do on average
+#: number of samples whose gradients cost as much as an average step spends on updates of ``Q`` on a CPU
 SAMPLES = 128
-#: fewest and most steps between two updates of ``Q`` on a CPU; if it is fitted to curvature, the fewest, or one
+#: smallest and largest default of ``update_every`` on a CPU; if ``Q`` is fitted to curvature, it is the smallest, or 1
 RARELY = (10, 50)
-#: FLOPs of an update from which on it lasts longer on a CPU than all else that an optimizer does in a step
+#: FLOPs above which an update on a CPU lasts longer than everything else that an optimizer does in a step
 MUCH = 2e8
-#: number of steps after which updates are as rare as that
+#: default of ``update_anneal`` on a CPU: number of steps after which updates have become that rare
 ANNEAL = 100
 
 
 class Given(NamedTuple):
-    """Numbers for ``Q`` that were given to the optimizer; None for those that it chooses."""
+    """Options for ``Q`` that the user gave to the optimizer; None for those that it chooses itself."""
 
     precond_lr: float | None
     precond_boost: float | None
@@ -36,7 +36,7 @@ class Given(NamedTuple):
     def fill(
         self, group: MutableMapping[str, Any], structure: Structure, whitening: bool, blocks: Sequence[Placed]
     ) -> None:
-        """Add to a new param group the numbers that it does not have: those that were given, or that are chosen."""
+        """Add the options that a new param group lacks: the values given to the optimizer, or else the defaults."""
         for name, follower, value in FOLLOWING:
             if name in group and getattr(self, follower) is None:
                 group.setdefault(follower, value)
@@ -44,11 +44,11 @@ class Given(NamedTuple):
             group.setdefault(name, number)
 
     def resolve(self, structure: Structure, whitening: bool, blocks: Sequence[Placed] = ()) -> dict[str, float]:
-        """Numbers for the blocks of a param group.
+        """Options for the blocks of a param group.
 
         Args:
             structure: structure of ``Q``
-            whitening: whether ``Q`` is fitted to gradients themselves
+            whitening: whether ``Q`` is fitted to gradients instead of pairs
             blocks: all blocks of the group, with dtype and device
         """
         size = max((block.numel for block, *_ in blocks), default=1)
@@ -64,12 +64,13 @@ class Given(NamedTuple):
 
 
 def _on_cpu(structure: Structure, whitening: bool, blocks: Sequence[Placed]) -> dict[str, int]:
-    """Rare updates on a CPU, so that they cost on average about as much as gradients of ``SAMPLES`` samples.
+    """Rare updates on a CPU, so that they cost on average about as much as the gradients of ``SAMPLES`` samples.
 
-    A gradient costs three products with each parameter and sample. Inverse-free factors whiten without random numbers,
-    and ``P`` of gradients changes slowly: there updates at every step gain nothing on networks, and double the time of
-    a step even if axes are short. Curvature is worth an update at every step, or at one of ten if axes are long. Small
-    models, such as functions of few numbers, have no mini-batches of samples to compare with.
+    The gradient of a sample costs three products with each parameter. Inverse-free factors whiten without random
+    numbers, and ``P`` changes slowly: updates at every step gain nothing on networks, and double the time of a step
+    even if axes are short. A ``Q`` that is fitted to curvature is updated at every step, or every ten steps if axes are
+    long. The bound ``MUCH`` is for small models, such as functions of a few numbers: they have no mini-batches to
+    compare the cost with.
     """
     shapes = Counter(block.shape for block, *_ in blocks)
     groups = {shape: structure.init(shape, dtype=torch.float32, device="meta") for shape in shapes}

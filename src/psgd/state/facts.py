@@ -13,7 +13,7 @@ from .store import Store
 
 
 def of_groups(store: Store) -> list[Fact]:
-    """Shapes and param groups of all parameters, and numbers and choices of all param groups: they enter every step."""
+    """Facts that every step depends on: shapes and param groups of all parameters, and options of all param groups."""
     numbers = [
         Fact(lambda g, name=name: f"{name} of param group {g}", [group.get(name) for group in store.groups])  # type: ignore[misc]
         for name in options.NAMES
@@ -28,7 +28,7 @@ def of_groups(store: Store) -> list[Fact]:
 
 
 def of_model(store: Store, chosen: Mapping[str, Any]) -> list[Fact]:
-    """All of these, dtypes and names of the parameters, and the choices of the optimizer."""
+    """Facts of ``of_groups``, dtypes and names of the parameters, and the choices of the optimizer."""
     names = [name for group in store.groups for name in group.get("param_names", ())]
     return [
         *of_groups(store),
@@ -39,9 +39,10 @@ def of_model(store: Store, chosen: Mapping[str, Any]) -> list[Fact]:
 
 
 def of_contents(store: Store, all_state: bool) -> list[Fact]:
-    """Bits of all parameters of which this rank has the whole and, if all ranks have it, of the state.
+    """Checksums of all parameters that this rank holds as a whole, and of their state if all ranks have all of it.
 
-    Also whether parameters are frozen or have no gradient: their bits would differ after the next step.
+    The facts include whether each parameter is frozen or has no gradient, as a difference in these would make
+    parameters differ after the next step.
     """
     whole = [i for i, p in enumerate(store.params) if not is_dtensor(p)]
     entries = [(i, name) for i in whole for name in sorted(store.state[store.params[i]])] if all_state else []
@@ -57,5 +58,5 @@ def of_contents(store: Store, all_state: bool) -> list[Fact]:
 
 
 def _in_words(choice: Any) -> str:
-    """Choice as it reads on every rank: without addresses of memory and numbers of devices."""
+    """Text of a choice that is the same on every rank: without memory addresses and device numbers."""
     return re.sub(r"0x[0-9a-f]+|cuda:\d+", "…", repr(choice))

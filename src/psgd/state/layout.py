@@ -1,4 +1,4 @@
-"""Stacks and buckets of the blocks of an optimizer, made from its state when they are needed."""
+"""Stacks and buckets of the blocks of an optimizer, built from its state when they are needed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Layout:
     """Stacks and buckets of the blocks of a store.
 
     Args:
-        store: has the blocks, and their state
+        store: store of the blocks and their state
     """
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        #: for each block its state, and entries of it that are views of a stack, to notice replaced ones
+        #: state of each block, and its entries that are views of a stack, to detect that one was replaced
         self._views: dict[Block, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
         self._stacks: list[Stack] | None = None
         self._buckets: list[Bucket] = []
@@ -40,7 +40,7 @@ class Layout:
 
     def stacks(self) -> list[Stack]:
         """Stacks of blocks of one param group, shape and precision, with their ``Q``; the state holds views of them."""
-        # Others may have replaced tensors of the state, as offloading does.
+        # Other code may have replaced tensors of the state, as offloading does.
         if self._stacks is None or any(
             entries.get(name) is not view for entries, views in self._views.values() for name, view in views.items()
         ):
@@ -50,7 +50,7 @@ class Layout:
 
     @without_garbage_collection()
     def _stack_again(self) -> None:
-        """Make stacks and buckets from the state."""
+        """Build stacks and buckets from the state."""
         self._views = {}
         self._stacks = self._new_stacks()
         for stack in self._stacks:
@@ -77,7 +77,10 @@ class Layout:
         return side_by_side(stacks, self._key)
 
     def _kind_of(self, block: Block) -> tuple[int, torch.dtype, bool]:
-        """Param group of a block, dtype of its parameters, as kernels want one dtype, and whether it rests."""
+        """Param group of a block, dtype of its parameters, and whether it is stacked apart, see ``Resting``.
+
+        The dtype is part of the key because kernels require one dtype for all parameters of a bucket.
+        """
         first = block.params[0]
         return self.store.group_of[first], self.store.params[first].dtype, block in self._resting.apart
 
@@ -88,7 +91,7 @@ class Layout:
     def _share_views(self, stack: Stack) -> None:
         """Make the state of a stack's parameters views of the stack."""
         buffers = stack.buffers()
-        # Tools replace all entries of Q or none: it is enough to watch one of them, and the average.
+        # Tools replace all entries of Q or none of them: it is enough to watch one of them, and the average.
         watched = [next(iter(buffers)), *(name for name in AVERAGE if name in buffers)]
         states = [self.store.state_of(block) for block in stack.blocks]
         add_rows(states, buffers)
@@ -107,8 +110,8 @@ class Layout:
     def buckets(self, given: Mapping[int, Tensor]) -> Sequence[Bucket]:
         """Buckets of the blocks that have gradients.
 
-        It is the same object as long as all blocks have gradients and nothing was changed from outside. Blocks that
-        have none for a while get buckets of their own if the others can then be recorded.
+        The result is the same object as long as all blocks have gradients and nothing was changed from outside. Blocks
+        that had no gradient for several steps get buckets of their own if the steps of the others can then be captured.
         """
         self.stacks()
         if all(bucket.has_kernels for bucket in self._buckets) and self._set_apart(given):
@@ -123,7 +126,7 @@ class Layout:
         return [bucket for bucket in some if bucket is not None]
 
     def _set_apart(self, given: Mapping[int, Tensor]) -> bool:
-        """Whether other blocks than before are to be stacked apart, see ``Resting``."""
+        """Decide which blocks are stacked apart, and return whether that has changed, see ``Resting``."""
         if capturing():
             self._resting.stop()
         blocks = self.store.blocks

@@ -16,9 +16,9 @@ from .store import Store
 
 @contextmanager
 def loading(optimizer: Optimizer, store: Store, ranks: Ranks) -> Iterator[None]:
-    """Context of torch's own ``load_state_dict``, in which tensors get the dtypes that this optimizer has for them.
+    """Context for torch's own ``load_state_dict``, in which loaded tensors keep the dtypes of this optimizer's state.
 
-    Torch casts all of them to the dtypes of their parameters, which would round a float32 ``Q`` of a bfloat16 model.
+    Torch alone would cast them to the dtypes of their parameters, and so round a float32 ``Q`` of a bfloat16 model.
     """
     loaded: list[dict[str, Tensor]] = []
     groups: list[dict[str, Any]] = []
@@ -34,7 +34,7 @@ def loading(optimizer: Optimizer, store: Store, ranks: Ranks) -> Iterator[None]:
             part = ranks.own_part(saved)
             loaded.extend(checkpoint.checked_state(part, *store.expected(), store.may_be_missing()))
         checked = True
-        # Before any rank installs anything: an error on one of them is one on all.
+        # Before any rank installs anything, so that an error on one rank is an error on all ranks.
         ranks.together(caught.error, "load_state_dict")
         return {"state": {}, "param_groups": groups}
 
@@ -45,7 +45,7 @@ def loading(optimizer: Optimizer, store: Store, ranks: Ranks) -> Iterator[None]:
         store.attach(optimizer.state, optimizer.param_groups)
         store.rebuild()
 
-    # After the user's own hooks before loading, and before the user's own hooks after it.
+    # The first hook runs after the user's own hooks before loading, the second before the user's own hooks after it.
     handles = [
         optimizer.register_load_state_dict_pre_hook(check_and_copy),
         optimizer.register_load_state_dict_post_hook(install, prepend=True),
@@ -53,7 +53,7 @@ def loading(optimizer: Optimizer, store: Store, ranks: Ranks) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not checked:  # a user's own hook failed, and the other ranks wait
+        if not checked:  # a user's own hook failed, and the other ranks are waiting
             ranks.together(error, "load_state_dict")
         raise
     finally:

@@ -1,4 +1,4 @@
-"""Free memory of devices, for errors before an allocation would fail."""
+"""Free memory of devices, so that an error can be raised before an allocation fails."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def readable(size: float) -> str:
-    """Size in binary units.
+    """Number of bytes as text in binary units.
 
     >>> readable(1536)
     '1.5 KiB'
@@ -40,7 +40,7 @@ def readable(size: float) -> str:
 
 
 def parse(text: str) -> int | None:
-    """Number of bytes that a text says, as people write it; None if it is not a size.
+    """Number of bytes from a text such as "4 GiB"; None if the text is not a size.
 
     ``GiB``, ``G`` and ``g`` are binary units, ``GB`` is a decimal one.
 

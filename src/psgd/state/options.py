@@ -1,4 +1,4 @@
-"""Numbers of a param group: the values that each may have, and an error that names them."""
+"""Options of a param group: the values that each may have, and an error that names them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-#: largest whole number of an option: what the number of steps, which is an int64, can reach
+#: largest whole number of an option, and of the number of steps, which is an int64
 _MOST = 2**63 - 1
 
 
 def _number(value: Any) -> bool:
-    """Whether a value is a number that torch computes with: no fraction, and no integer that no float can hold."""
+    """Whether torch can compute with a value: it is no ``Fraction``, and no integer beyond the range of a float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
     if isinstance(value, numbers.Integral):
@@ -31,7 +31,7 @@ def _rate(value: Any) -> bool:
     if isinstance(value, Tensor):
         if value.numel() != 1 or value.is_complex():
             return False
-        if value.device.type != "cpu":  # reading it would make the host wait: `flags.rate_is_valid` checks it there
+        if value.device.type != "cpu":  # reading it would make the host wait, so `flags.rate_is_valid` checks it
             return True
         value = value.item()
     return _number(value) and 0 <= value < math.inf
@@ -69,7 +69,7 @@ def check(options: Mapping[str, Any], where: str = "") -> None:
 
 
 def _shown(value: Any) -> str:
-    """Text of a value; of an integer with thousands of digits, which Python does not print, its size."""
+    """Text of a value; for an integer with thousands of digits, which Python refuses to print, its size."""
     if isinstance(value, int) and abs(value) > sys.float_info.max:
         return f"{'−' if value < 0 else ''}2**{value.bit_length() - 1}…"
     return repr(value)

@@ -1,18 +1,18 @@
-"""Blocks that have had no gradient for a while, as those of layers that a model never uses."""
+"""Blocks that have had no gradient for several steps, such as those of layers that a model never uses."""
 
 from __future__ import annotations
 
 from ..blocks import Block
 
-#: number of steps in a row at which the same blocks have no gradient before they are stacked apart
+#: number of consecutive steps in which the same blocks have no gradient before they are stacked apart
 PATIENCE = 3
 
 
 class Resting:
-    """Decides which blocks are stacked apart from the others, so that the steps of the others can be recorded.
+    """Decision which blocks are stacked apart from the others, so that the steps of the others can be captured.
 
-    A bucket of which some blocks have no gradient cannot be recorded. Stacking costs a copy of the state and all
-    recordings, so the number of steps to wait doubles each time.
+    A step of a bucket in which some blocks have no gradient cannot be captured as a CUDA graph. Stacking again copies
+    the state and drops all captured graphs, so the number of steps to wait doubles each time.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Resting:
         self._patience: float = PATIENCE
 
     def changes(self, without: frozenset[Block]) -> bool:
-        """Note which blocks have no gradient at a step, and return whether ``apart`` is another set of blocks now."""
+        """Record which blocks have no gradient in a step, and return whether ``apart`` has changed."""
         self._times = self._times + 1 if without == self._last else 1
         self._last = without
         if without == self.apart or self._times < self._patience:
@@ -33,5 +33,5 @@ class Resting:
         return True
 
     def stop(self) -> None:
-        """Leave ``apart`` as it is from now on: somebody has recorded the addresses of the present stacks."""
+        """Never change ``apart`` again, as the user is capturing a CUDA graph with the addresses of these stacks."""
         self._patience = float("inf")

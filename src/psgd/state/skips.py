@@ -1,4 +1,4 @@
-"""Steps that are skipped one after the other: a run that looks frozen says why."""
+"""Warning about consecutive skipped steps, which explains why a run does not move."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from torch import Tensor
 from ..notice import warn
 from ..ops.streams import Arrival, capturing
 
-#: number of steps from one look at the counter to the next, and of skipped ones in a row that are worth a word
+#: number of steps between two checks of the counter, and so of consecutive skipped steps that cause a warning
 EVERY = 20
 
 
 class SkipCheck:
-    """Looks at the counter of skipped steps now and then, and warns if all steps between two looks were skipped.
+    """Check of the counter of skipped steps, which warns if all steps between two checks were skipped.
 
-    The host does not wait for the counter of a GPU: it reads at one look what was sent at the one before.
+    The host does not wait for the counter of a GPU: a check may read the value whose copy an earlier check started.
     """
 
     def __init__(self) -> None:
         self._steps = 0
         self._done = False
-        #: counter that is looked at, and number of steps and of skipped ones at the last look
+        #: counter that is checked, and the numbers of steps and of skipped steps at the last check
         self._counter: Tensor | None = None
         self._before: tuple[int, int] | None = None
-        #: count on its way to the host, and number of steps when it was sent
+        #: value on its way to the host, and the number of steps when its copy was started
         self._sent: tuple[Arrival, int] | None = None
 
     def __call__(self, skipped: Mapping[torch.device, Tensor]) -> None:
-        """Note that a step was taken, or skipped.
+        """Count a step, which was taken or skipped, and check the counter every ``EVERY`` steps.
 
         Args:
             skipped: counters of skipped steps, which are the same on all devices and ranks
@@ -42,7 +42,7 @@ class SkipCheck:
                 self._look(counter)
 
     def _look(self, counter: Tensor) -> None:
-        if counter is not self._counter:  # a new one, as after loading a state
+        if counter is not self._counter:  # a new counter, as after loading a state dict
             self._counter, self._before, self._sent = counter, None, None
         self._receive()
         if self._sent is None:

@@ -1,4 +1,4 @@
-"""Names of options that users misspell: the error names the one that was probably meant."""
+"""Misspelt names of options: the error suggests the option that was probably meant."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: names that other optimizers have for an option
+#: names of options in other optimizers, and the corresponding options of PSGD
 _ELSEWHERE = {
     "beta": "momentum",
     "beta1": "momentum",
-    "betas": "momentum",  # in a param group; for the constructor there is a longer answer
+    "betas": "momentum",  # in a param group; `_INSTEAD` has a longer answer for the constructor
     "learning_rate": "lr",
     "lr_preconditioner": "precond_lr",
     "preconditioner_lr": "precond_lr",
@@ -65,7 +65,7 @@ def meant(name: str, known: Collection[str], cutoff: float = 0.6) -> str | None:
 
 
 def suggests(function: Callable[P, R]) -> Callable[P, R]:
-    """Function that raises ``TypeError`` for a misspelt or foreign keyword, and names the right one."""
+    """Decorate a function: for a misspelt keyword, or one of other optimizers, it raises ``TypeError`` with advice."""
     known = list(inspect.signature(function).parameters)
 
     @wraps(function)
@@ -87,8 +87,8 @@ def suggests(function: Callable[P, R]) -> Callable[P, R]:
 def check_keys(names: Iterable[str], known: Collection[str], index: int) -> None:
     """Raise if a key of a param group is nearly the name of an option.
 
-    Any other key may be there: schedulers keep ``initial_lr`` or ``max_momentum``, and users what they like. A key that
-    has a whole option in it, such as ``my_weight_decay``, is one of those.
+    All other keys are allowed: schedulers add keys such as ``initial_lr`` or ``max_momentum``, and users may add their
+    own. A key that contains the whole name of an option, such as ``my_weight_decay``, is therefore allowed too.
     """
     for name in names:
         parts = f"_{name}_"

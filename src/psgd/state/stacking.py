@@ -30,7 +30,7 @@ def stack_of(
         template: group of one such block
         dtype: dtype of averages and steps
         device: device of the state
-        averaging: whether gradients are averaged; averages that are missing start at zero
+        averaging: whether gradients are averaged; missing averages start at zero
     """
     names = [*template.buffers(), *LENGTHS]
     if averaging:
@@ -45,7 +45,7 @@ def stack_of(
 
 
 def add_rows(states: Sequence[dict[str, Tensor]], buffers: Mapping[str, Tensor]) -> None:
-    """Give each state, as views under their names, its rows of buffers."""
+    """Set the entries of each state to views of its rows of the buffers."""
     for name, buffer in buffers.items():
         for state, row in zip(states, buffer.unbind(), strict=True):
             state[name] = row
@@ -54,16 +54,16 @@ def add_rows(states: Sequence[dict[str, Tensor]], buffers: Mapping[str, Tensor])
 def add_averages(
     states: Sequence[dict[str, Tensor]], shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Give each state of a block of one shape an average of no gradients, unless it has an average."""
+    """Add an average of zero, with a weight of zero, to each state that has no average; all blocks have one shape."""
     new = [state for state in states if "momentum" not in state]
     if new:
         add_rows(new, Stack.new_averages(len(new), shape, dtype, device))
 
 
 def side_by_side(stacks: Sequence[Stack], key: Callable[[Stack], Hashable]) -> list[Stack]:
-    """Make tensors adjacent in memory that one operation handles, for all stacks with the same key.
+    """Copy tensors that one operation handles together to adjacent memory, for all stacks with the same key.
 
-    They are the factors of one size, and each kind of number that there is for each block.
+    These tensors are the factors of one size, and the numbers of each name in ``NUMBERS``.
     """
     alike: defaultdict[tuple[Any, ...], list[tuple[int, str, Tensor]]] = defaultdict(list)
     for k, stack in enumerate(stacks):

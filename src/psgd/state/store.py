@@ -37,7 +37,7 @@ class Store:
 
     Args:
         structure: structure of ``Q``, for param groups that do not choose another
-        blocks: rule that says which parameters share a ``Q``, for the same groups
+        blocks: rule that decides which parameters share a ``Q``, for param groups that do not choose another
         precond_dtype: dtype of ``Q``, or None for that of the parameters
         normalize: normalisation of the steps of ``Q``
         ranks: ranks that share the blocks
@@ -64,26 +64,26 @@ class Store:
         self.state, self.groups = state, groups
 
     def _start_over(self) -> None:
-        #: number of steps taken; every state holds this tensor, which is on the CPU, so that reading it costs nothing
+        #: number of steps taken; all states share this tensor, which is on the CPU so that the host can read it at once
         self.clock = torch.zeros((), dtype=torch.int64, device="cpu")
-        #: number of steps skipped, counted on each device without reading it
+        #: number of skipped steps, counted on each device, so that the host need not wait for it
         self.skipped: dict[torch.device, Tensor] = {}
         self.params: list[Tensor] = []
-        #: choices of each param group when it was added
+        #: choices of each param group at the time it was added
         self.choices: list[Choices] = []
-        #: by the structure, which ``choices`` keep alive, the shape and the dtype
+        #: templates by the id of the structure, which ``choices`` keeps alive, the shape and the dtype
         self._templates: dict[tuple[int, tuple[int, ...], torch.dtype], Group] = {}
         #: index of the param group of each parameter
         self.group_of: list[int] = []
-        #: shape, dtype and device of each parameter when its state was made
+        #: shape, dtype and device of each parameter at the time its state was created
         self.kinds: list[checks.Kind] = []
         #: blocks of this rank
         self.blocks: list[Block] = []
-        #: for each block the position of the parameter that holds the state of the block
+        #: position of the parameter that holds the state of each block
         self.homes: dict[Block, int] = {}
-        #: state of each parameter, to notice if it is replaced
+        #: state of each parameter, to detect that it was replaced
         self._entries: list[dict[str, Tensor]] = []
-        #: numbers of each param group that were found to be allowed
+        #: options of each param group that have passed the checks
         self._numbers: dict[int, list[Any]] = {}
         #: stacks and buckets of the blocks
         self._layout = Layout(self)
@@ -92,7 +92,7 @@ class Store:
     # Parameters and their state.
 
     def choices_of(self, index: int, group: Mapping[str, Any]) -> Choices:
-        """Choices of a param group as it is now."""
+        """Current choices of a param group."""
         return self._usual.of_group(group, f" in param group {index}")
 
     def divide(self, params: Sequence[Tensor], blocks: Blocks, first: int = 0) -> list[Placed]:
@@ -113,7 +113,7 @@ class Store:
             for block in blocks.divide(numbered)
         ]
 
-    # Everything made here stays, so that looking for garbage meanwhile finds none, and costs half of the time.
+    # Everything created here stays alive: the garbage collector would find nothing and cost half of the time.
     @without_garbage_collection()
     def adopt(self, index: int, group: Mapping[str, Any]) -> None:
         """Add a param group, and create the missing parts of its state."""
@@ -145,7 +145,7 @@ class Store:
             if new:
                 add_rows(new, structure.init(shape, batch=len(new), dtype=dtype, device=device).buffers())
             for name, zeros in Stack.new_lengths(len(states), precise, device).items():
-                # States that were saved by an older version lack some of them.
+                # States that an older version saved may lack this number.
                 old = [state for state in states if name not in state]
                 add_rows(old, {name: zeros[: len(old)]})
             if group["momentum"] > 0:
@@ -153,7 +153,7 @@ class Store:
         self._layout = Layout(self)
 
     def template(self, index: int, shape: tuple[int, ...], dtype: torch.dtype) -> Group:
-        """Group of one block of a param group, which tells what its ``Q`` is made of, and uses no memory."""
+        """Group of one block on the device ``"meta"``, which shows the tensors of its ``Q`` and uses no memory."""
         structure = self.choices[index].preconditioner
         key = id(structure), shape, dtype
         if key not in self._templates:
@@ -165,9 +165,10 @@ class Store:
         return cost_of(group, placed.block.numel * self.dtype_of(placed.block).itemsize)
 
     def _home(self, block: Block) -> int:
-        """Position of the parameter that holds the state of a block, or else of the first trainable one.
+        """Position of the parameter that holds the state of a block.
 
-        Tools drop the state of frozen parameters.
+        It is the one that has the state already, or else the first trainable one, as tools drop the state of frozen
+        parameters.
         """
         has_state = [i for i in block.params if any(name.startswith("Q") for name in self.state[self.params[i]])]
         trainable = [i for i in block.params if self.params[i].requires_grad]
@@ -187,7 +188,7 @@ class Store:
     def notice_changes(self) -> None:
         """Rebuild if the param groups or the state were changed from outside, such as by clearing the state.
 
-        Raise if a param group has other choices than when it was added: its ``Q`` would have to start anew.
+        Raise if the choices of a param group have changed since it was added, as its ``Q`` would have to start anew.
         """
         params = [p for group in self.groups for p in group["params"]]
         same = len(params) == len(self.params) and all(map(operator.is_, params, self.params))
@@ -210,11 +211,11 @@ class Store:
                     )
 
     def check_numbers(self) -> None:
-        """Raise if a number of a param group is not allowed; those that are the same as in the last step are."""
+        """Raise if an option of a param group is not allowed; unchanged options are not checked again."""
         for index, group in enumerate(self.groups):
             now = [group.get(name) for name in options.NAMES]
             then = self._numbers.get(index)
-            # A tensor is the same object after its value has changed.
+            # A tensor is always checked, as it is the same object after its value has changed.
             if then is None or not all(map(operator.is_, now, then)) or isinstance(group["lr"], Tensor):
                 options.check(group, f" in param group {index}")
                 self._numbers[index] = now
@@ -238,7 +239,7 @@ class Store:
         )
 
     def _same_kinds(self) -> bool:
-        """Whether all parameters are what they were when their state was made; a list of them would be garbage."""
+        """Whether shapes, dtypes and devices of all parameters have not changed since their state was created."""
         return all(map(operator.eq, map(checks.kind, self.params), self.kinds))
 
     def _skip_count(self, device: torch.device) -> Tensor:
@@ -264,7 +265,7 @@ class Store:
         return f"parameter {i}{name}"
 
     def expected(self) -> tuple[list[dict[str, Tensor]], list[Group | None]]:
-        """For each parameter all entries that its state may have, and the group of the block whose state it holds."""
+        """All entries that the state of each parameter may have, and the group of the block whose state it holds."""
         entries = [dict(self.state[p]) for p in self.params]
         templates: list[Group | None] = [None] * len(entries)
         for block, i in self.homes.items():
@@ -274,7 +275,7 @@ class Store:
         return entries, templates
 
     def may_be_missing(self) -> list[bool]:
-        """Whether a checkpoint may lack the state of each parameter: if it is frozen, and others do not need it."""
+        """Flags of the parameters whose state a checkpoint may lack: frozen ones whose state no trainable one needs."""
         needed = {i for block, i in self.homes.items() if any(self.params[j].requires_grad for j in block.params)}
         return [not p.requires_grad and i not in needed for i, p in enumerate(self.params)]
 

@@ -1,4 +1,4 @@
-"""Short description of an optimizer: its choices, its numbers, and its blocks with their structure and memory."""
+"""Short description of an optimizer: its choices and options, and its blocks with their structure and memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .store import Store
 
 
 def describe(name: str, store: Store, criterion: Criterion, probe: Probe, init: str) -> str:
-    """Headline with choices and numbers, and a table of the blocks.
+    """Headline with choices and options, and a table of the blocks.
 
     Args:
         name: name of the optimizer's class
@@ -43,7 +43,7 @@ def _headline(name: str, choices: Sequence[object], groups: Sequence[Mapping[str
 
 
 def either(values: Iterable[object]) -> str:
-    """Text of values of param groups, each once."""
+    """Distinct values of an option over the param groups, joined by "or"."""
     texts = list(dict.fromkeys(map(str, values)))
     return " or ".join(texts) if len(texts) < 4 else "various"
 
@@ -54,7 +54,7 @@ def _table(stacks: Sequence[Stack], params: Sequence[Tensor], group_of: Sequence
     Args:
         stacks: stacks of all blocks
         params: all parameters
-        group_of: param group of each parameter, if the lines are to tell it
+        group_of: param group of each parameter, or None if the lines do not name it
     """
     lines = []
     total = 0

@@ -111,6 +111,13 @@ def by_protocol(*optimizers: str) -> list[float]:
     return [run["rows"][-1]["loss"] for name in optimizers for run in runs if run["optimizer"] == name]
 
 
+def of_size(size: str, optimizer: str, *steps: int) -> list[float]:
+    """Validation losses of the language model of a size with one optimizer, after some numbers of steps."""
+    (run,) = [run for run in result(f"bench/lm-{size}")["runs"] if run["optimizer"] == optimizer]
+    losses = {row["step"]: row["loss"] for row in run["rows"]}
+    return [losses[step] for step in steps]
+
+
 SOAP, WHITENING, DENSE = "pytorch_optimizer.SOAP", "PSGD, whitening", "PSGD, dense"
 PAPERS, OURS = "Preconditioner 3 with the paper's settings solves", "Preconditioner 3 with our recommended settings"
 
@@ -221,6 +228,10 @@ QUOTES: list[tuple[str, str, Sequence[float]]] = [
     ("docs/transformers.md", "| 0.001, its default | 1 | #, #, # |", by_protocol("PSGD")),
     ("docs/transformers.md", "| 0.01 | 0.1 | #, #, # |", by_protocol("Muon")),
     ("docs/transformers.md", "| AdamW | 0.001 | 1 | #, #, # |", by_protocol("AdamW")),
+    ("docs/transformers.md", "seed 7 only | 0.003 | 1 | # |", by_protocol(SOAP)),
+    ("docs/transformers.md", "| 0.001, its default | 1 | # | # | # |", of_size("124m", "PSGD", 500, 1000, 1530)),
+    ("docs/transformers.md", "| 0.01 | 0.1 | # | # | # |", of_size("124m", "Muon", 500, 1000, 1530)),
+    ("docs/transformers.md", "| AdamW | 0.001 | 0.1 | # | # | # |", of_size("124m", "AdamW", 500, 1000, 1530)),
     ("docs/transformers.md", "where 0.1 gave # and #.", [final("psgd:0.001:0.1", 7), final("psgd:0.001:0.1", 8)]),
     ("docs/transformers.md", "with 0.1 it ended at # in an earlier run", [final("adamw:0.001:0.1", 7)]),
     (

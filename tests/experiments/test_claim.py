@@ -54,3 +54,10 @@ def test_a_claim_over_all_seeds_sees_them_together():
     assert verdict["holds"] is True
     assert verdict["measured"] == "2 and 2"
     assert verdict["seeds"] == []
+
+
+def test_a_claim_without_its_runs_is_not_measured():
+    claim = Claim("both", "Both are there.", ("a", "b"), lambda a, b: Verdict(True, ""))
+    run = Result("a", 0, {}, [{"loss": 1.0}], 0.0, {})
+    assert not claim.is_measured({0: {"a": run}, 1: {}})
+    assert claim.is_measured({0: {"a": run}, 1: {"a": run, "b": run}})

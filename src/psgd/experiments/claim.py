@@ -43,6 +43,10 @@ class Claim:
     source: str = "paper"
     note: str = ""
 
+    def is_measured(self, results: Results) -> bool:
+        """Whether there are runs that decide it: a short version of a figure may leave some of them out."""
+        return any(all(label in by_label for label in self.labels) for by_label in results.values())
+
     def judge(self, results: Results) -> dict[str, Any]:
         """Verdict over all seeds that have the runs of the claim, as a dict for the files."""
         seeds = [seed for seed, by_label in results.items() if all(label in by_label for label in self.labels)]

@@ -84,7 +84,7 @@ class Figure:
             "title": self.title,
             "about": self.about,
             "size": size_name,
-            "claims": [claim.judge(results) for claim in self.claims],
+            "claims": [claim.judge(results) for claim in self.claims if claim.is_measured(results)],
             "tables": [{"caption": t.caption, "columns": t.columns, "rows": t.rows} for t in self.tables(results)],
             "settings": dict(size),
             "runs": [

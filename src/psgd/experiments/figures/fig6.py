@@ -19,7 +19,9 @@ from ..training import label
 SOLVED = 0.01
 #: loss below which a run converges, solved or not; a network that always answers zero has a loss of 0.167
 CONVERGING = 0.1
-PAPER = {"lr": 0.1, "precond_lr": 0.01, "max_norm": 1.0}
+#: What the paper says: P starts at the identity, the step size of Q is 0.01, step sizes are between 0 and 1. It names
+#: none for this figure; 0.03 was the better one of 0.02 and 0.03 on seed 100.
+PAPER = {"lr": 0.03, "precond_lr": 0.01, "max_norm": 1.0}
 OURS = "preconditioner 3, recommended settings"
 SGD, C1, C2, C3 = (label(method, PAPER["lr"]) for method in ("SGD", "c1", "c2", "c3"))
 
@@ -35,16 +37,17 @@ def runs(size: Size, seed: int) -> list[Run]:
             C1: {"method": "c1", **PAPER},
             C2: {"method": "c2", **PAPER},
         }
-    common = {key: size[key] for key in ("length", "iterations", "stop")}
+    common = {key: size[key] for key in ("length", "stop")}
+    most = {name: size["paper_iterations" if name == C3 else "iterations"] for name in settings}
     return [
         Run(
             "fig6",
             name,
             seed,
             train,
-            {**options, **common},
-            size["iterations"] // EVERY,
-            size["iterations"] * size["length"] * (1.7e-4 if options["method"] == "SGD" else 3.8e-4),
+            {**options, **common, "iterations": most[name]},
+            most[name] // EVERY,
+            most[name] * size["length"] * (1.7e-4 if options["method"] == "SGD" else 3.8e-4),
         )
         for name, options in settings.items()
     ]
@@ -76,13 +79,19 @@ def draw(results: Results) -> Picture:
     return picture
 
 
-def _lowest(result: Result) -> float:
-    return min((loss for loss in result.column("loss") if isfinite(loss)), default=float("inf"))
+def _lowest(result: Result, within: float = float("inf")) -> float:
+    """Lowest loss within the first mini-batches."""
+    losses = [row["loss"] for row in result.rows if row["iteration"] <= within]
+    return min(filter(isfinite, losses), default=float("inf"))
 
 
 def only_c3(c3: Result, *others: Result) -> Verdict:
-    text = ", ".join(f"{result.label}: {_lowest(result):.3g}" for result in (c3, *others))
-    return Verdict(_lowest(c3) < CONVERGING <= min(map(_lowest, others)), f"lowest loss {text}")
+    """Decide from the mini-batches that all of them had, as preconditioner 3 may have more."""
+    shared = max(other.settings["iterations"] for other in others)
+    lowest = {result.label: _lowest(result, shared) for result in (c3, *others)}
+    text = ", ".join(f"{name}: {loss:.3g}" for name, loss in lowest.items())
+    converges, *rest = (loss < CONVERGING for loss in lowest.values())
+    return Verdict(converges and not any(rest), f"lowest loss within {shared:,} mini-batches {text}")
 
 
 def does_not_converge(result: Result) -> Verdict:
@@ -103,19 +112,19 @@ def solved_share(wanted: float) -> Callable[[Sequence[Result]], Verdict]:
     return check
 
 
-#: why preconditioner 3 with the paper's settings fails on most seeds, by experiment on seeds that failed
+#: why preconditioner 3 with the paper's settings is slow or fails, by experiment
 REASON = (
-    "The step size of 0.1 is too large while P is still about the identity. On the three seeds that were looked into,"
-    " a small change of the first state arrives at the end of the sequence with 0.13 to 0.18 of its length before "
-    "training. After 100 mini-batches it is 0.7 on seed 6, which is solved, and 0.0021 or less on the seeds 1 and 4, "
-    "which are not; after 500 it is 5e-6 or less there, and nothing is left to learn from. The paper says only that "
-    "its step sizes lie between 0 and 1. With 0.02 and all else as it is, the memory survives: the seeds 1, 2 and 4 "
-    "come below a loss of 0.08 in 1,500 mini-batches, but only to 0.017 and 0.027 (seeds 1 and 4) in 6,000. With a "
-    "step size of 0.1 for Q instead of 0.01, four of five failing seeds come below 0.06 in 500 mini-batches and to "
-    "0.012 to 0.023 in 1,500; seed 8 loses its memory. What does not help on seed 4: marks in the first tenth and up "
-    "to the half, an orthogonal matrix from a singular value decomposition, a step size of 0.05, no limit or a limit "
-    "of 0.1 for the length of steps, and a perturbation of 1e-4 instead of 1.5e-8: after 500 mini-batches the memory "
-    "is 8e-4 or less with each."
+    "The paper names no step size for this figure and no number of mini-batches. With 0.03, nine of ten seeds "
+    "converge: six are solved within 9,100 mini-batches and one after 16,500; seeds 6 and 8 are at 0.0135 and 0.0199 "
+    "after 18,000 and still improving, and seed 9 stays at the loss of always answering zero. Larger steps are faster "
+    "where they work, but destroy the memory of the network while P is still about the identity: with 0.1, three of "
+    "ten seeds are solved within 3,000 mini-batches, and the other seven are not. On the seeds 1 and 4 a small change "
+    "of the first state arrives at the end of the sequence with 0.13 to 0.18 of its length before training, with "
+    "0.0021 or less after 100 mini-batches of step size 0.1, and with 5e-6 or less after 500. With a step size of 0.1 "
+    "for Q as well, four of five such seeds come to 0.012 to 0.023 in 1,500 mini-batches. What does not help on seed "
+    "4 with a step size of 0.1: marks in the first tenth and up to the half, an orthogonal matrix from a singular "
+    "value decomposition, no limit or a limit of 0.1 for the length of steps, and a perturbation of 1e-4 instead of "
+    "1.5e-8."
 )
 
 FIGURE = Figure(
@@ -126,8 +135,24 @@ FIGURE = Figure(
     "100 sequences; always answering zero has 0.167, and under 0.01 counts as solved. Preconditioners are Kronecker "
     "products for the layers of 50 × 53 and 1 × 51, and preconditioned gradients are limited to the length 1. Biases "
     "start at zero. Our settings were found on other seeds than these.",
-    quick={"length": 100, "iterations": 2_000, "stop": True, "seeds": 4, "paper_seeds": 2, "baseline_seeds": 1},
-    full={"length": 100, "iterations": 3_000, "stop": True, "seeds": 10, "paper_seeds": 10, "baseline_seeds": 2},
+    quick={
+        "length": 100,
+        "iterations": 2_000,
+        "paper_iterations": 2_000,
+        "stop": True,
+        "seeds": 4,
+        "paper_seeds": 2,
+        "baseline_seeds": 1,
+    },
+    full={
+        "length": 100,
+        "iterations": 3_000,
+        "paper_iterations": 18_000,
+        "stop": True,
+        "seeds": 10,
+        "paper_seeds": 10,
+        "baseline_seeds": 2,
+    },
     runs=runs,
     draw=draw,
     claims=(
@@ -136,8 +161,8 @@ FIGURE = Figure(
             "Only preconditioner 3 converges.",
             (C3, SGD, C1, C2),
             only_c3,
-            note="On seed 1 preconditioner 3 does not converge either, for the reason given below for the other "
-            "seeds that are not solved. SGD and preconditioners 1 and 2 converge on neither of the two seeds.",
+            note="All four have the step size 0.03. With 0.1 preconditioner 3 did not converge on these two seeds "
+            "either: see below.",
         ),
         Claim("sgd_fails", "SGD does not converge.", (SGD,), does_not_converge),
         Claim("c1_fails", "Preconditioner 1 does not converge.", (C1,), does_not_converge),

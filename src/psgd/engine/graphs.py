@@ -56,7 +56,7 @@ class Graphs:
 
     @cached_property
     def worthwhile(self) -> bool:
-        return self.nbytes < LARGE * torch.cuda.get_device_properties(self.device).total_memory
+        return is_small(self.device, self.nbytes)
 
     def hold(self, name: str, values: Sequence[Any], dtype: torch.dtype) -> list[Tensor]:
         """Copy numbers, or tensors with one element, to device memory with the same addresses at every call."""
@@ -122,6 +122,11 @@ class Graphs:
         del self._seen[key]
         while len(self._graphs) > MOST:
             del self._graphs[next(iter(self._graphs))]
+
+
+def is_small(device: torch.device, nbytes: int) -> bool:
+    """Whether a state of this size leaves enough memory for captured steps, whose temporary memory stays reserved."""
+    return device.type != "cuda" or nbytes < LARGE * torch.cuda.get_device_properties(device).total_memory
 
 
 @cache

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..blocks import Block
 from ..criteria import IN_EXPECTATION, log_length, misfit
 from ..engine.stack import Stack, per_block
 from ..groups import Group
@@ -86,6 +87,28 @@ class Move:
             squares.append(torch.linalg.vector_norm(step).square())
             count += step.numel()
         return (torch.stack(squares).sum() / count).sqrt()
+
+
+def arranged(found: OfBlocks, then: Sequence[Sequence[Block]], now: Sequence[Stack]) -> OfBlocks:
+    """Rearrange numbers of blocks to the present stacks, after blocks were stacked again.
+
+    Args:
+        found: for each metric and each earlier stack a number for each block
+        then: blocks of each earlier stack
+        now: present stacks of the optimizer; blocks without a number get NaN
+    """
+    result: OfBlocks = {}
+    for metric, numbers in found.items():
+        each = {
+            block.params: number
+            for blocks, values in zip(then, numbers, strict=True)
+            for block, number in zip(blocks, values.unbind(), strict=True)
+        }
+        result[metric] = [
+            torch.stack([each.get(b.params, torch.full((), torch.nan, device=stack.device)) for b in stack.blocks])
+            for stack in now
+        ]
+    return result
 
 
 def whitening_residual(optimizer: PSGD, stack: Stack, Q: Group, step: int) -> Tensor:

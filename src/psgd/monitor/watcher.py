@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .. import diagnostics
+from ..blocks import Block
 from ..engine import without_autocast
 from ..ops.distributed import several_ranks
 from ..optimizer import PSGD
@@ -94,6 +95,8 @@ class Monitor:
         self._closed = False
         #: numbers of the last measured update of ``Q``, and those of a step that waits for its loss
         self._fitted: measure.OfBlocks = {}
+        #: blocks of each stack at that update, as blocks may be stacked again later
+        self._fitted_blocks: list[list[Block]] = []
         self._waiting: Taken | None = None
         self._spectrum: dict[str, float] = {}
         #: measurements of the step that is being taken
@@ -186,10 +189,13 @@ class Monitor:
         fit, move, self._fit, self._move = self._fit, self._move, None, None
         with without_autocast({stack.device for stack in self.optimizer.stacks}):
             if fit is not None:
-                self._fitted = fit.finish()
+                self._fitted, self._fitted_blocks = fit.finish(), [stack.blocks for stack in fit.stacks]
             if move is None:
                 return
-            found = {**self._fitted, "condition": measure.conditions(self.optimizer), "update_rms": move.finish()}
+            fitted, now = self._fitted, self.optimizer.stacks
+            if self._fitted_blocks != [stack.blocks for stack in now]:  # see Resting
+                fitted = measure.arranged(fitted, self._fitted_blocks, now)
+            found = {**fitted, "condition": measure.conditions(self.optimizer), "update_rms": move.finish()}
         self._waiting = Taken(self.optimizer, self._expected - 1, found, self._spectrum, self._loss)
         self._spectrum = {}
         self._plan(self._expected)

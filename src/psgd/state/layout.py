@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..blocks import Block
 from ..engine.bucket import Bucket
-from ..engine.graphs import without_garbage_collection
+from ..engine.graphs import is_small, without_garbage_collection
 from ..engine.part import having
 from ..engine.stack import AVERAGE, Stack
 from ..ops.streams import capturing
@@ -36,6 +36,8 @@ class Layout:
         self._views: dict[Block, tuple[dict[str, Tensor], dict[str, Tensor]]] = {}
         self._stacks: list[Stack] | None = None
         self._buckets: list[Bucket] = []
+        #: whether the state is small enough for steps to be captured, and for a copy of the state
+        self._small = True
         self._resting = Resting()
 
     def stacks(self) -> list[Stack]:
@@ -51,11 +53,14 @@ class Layout:
     @without_garbage_collection()
     def _stack_again(self) -> None:
         """Build stacks and buckets from the state."""
+        stacks = self._new_stacks()  # before anything changes, as there may not be enough memory
         self._views = {}
-        self._stacks = self._new_stacks()
-        for stack in self._stacks:
+        self._stacks = stacks
+        for stack in stacks:
             self._share_views(stack)
-        self._buckets = self._new_buckets(self._stacks)
+        self._buckets = self._new_buckets(stacks)
+        nbytes = sum(bucket.nbytes() for bucket in self._buckets)
+        self._small = all(is_small(bucket.device, nbytes) for bucket in self._buckets)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -114,7 +119,7 @@ class Layout:
         that had no gradient for several steps get buckets of their own if the steps of the others can then be captured.
         """
         self.stacks()
-        if all(bucket.has_kernels for bucket in self._buckets) and self._set_apart(given):
+        if self._small and all(bucket.has_kernels for bucket in self._buckets) and self._set_apart(given):
             self._stack_again()
         for stack in self._stacks or ():  # momentum may be switched on at any step
             if not stack.average and self.store.options_of(stack.positions[0])["momentum"]:
@@ -129,7 +134,13 @@ class Layout:
         """Decide which blocks are stacked apart, and return whether that has changed, see ``Resting``."""
         if capturing():
             self._resting.stop()
-        blocks = self.store.blocks
-        all_given = len(given) == sum(len(block.params) for block in blocks)
-        without = () if all_given else (block for block in blocks if not any(i in given for i in block.params))
-        return self._resting.changes(frozenset(without))
+        blocks, group_of, apart = self.store.blocks, self.store.group_of, self._resting.apart
+        if len(given) == sum(len(block.params) for block in blocks):
+            return self._resting.changes(frozenset())
+        # A param group without any gradient has buckets of its own anyway, so that its blocks stay as they are stacked.
+        active = {group_of[i] for i in given}
+
+        def is_apart(block: Block) -> bool:
+            return not any(i in given for i in block.params) if group_of[block.params[0]] in active else block in apart
+
+        return self._resting.changes(frozenset(filter(is_apart, blocks)))

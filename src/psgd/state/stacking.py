@@ -37,11 +37,20 @@ def stack_of(
         names += AVERAGE
         add_averages(states, blocks[0].shape, dtype, device)
     buffers = {
-        name: states[0][name][None].contiguous() if len(states) == 1 else torch.stack([state[name] for state in states])
+        name: _alone(states[0][name]) if len(states) == 1 else torch.stack([state[name] for state in states])
         for name in names
     }
     average = {name: buffers[name] for name in AVERAGE if averaging}
     return Stack(blocks, template.bind(buffers), average, {name: buffers[name] for name in LENGTHS}, dtype)
+
+
+def _alone(row: Tensor) -> Tensor:
+    """Stack of one block: a view of its tensor, or a copy if that is a view of a larger stack.
+
+    A view would keep all of the larger stack in memory.
+    """
+    part = row.untyped_storage().nbytes() > row.nbytes
+    return row[None].clone(memory_format=torch.contiguous_format) if part else row[None].contiguous()
 
 
 def add_rows(states: Sequence[dict[str, Tensor]], buffers: Mapping[str, Tensor]) -> None:

@@ -34,8 +34,8 @@ def test_what_a_setting_leaves_out_is_as_in_the_experiment():
         "addition", ["lr=0.02"], [3], "cpu", None
     )
     assert first.settings == {**second.settings, "lr": 0.5}
-    assert second.settings["states"] == [16, 32]
-    assert (second.rows, second.place) == (80, {"data": None})
+    assert second.settings["states"] == [24, 40]
+    assert (second.rows, second.place) == (40, {"data": None})
     assert (other.seed, other.rows, other.settings["precond_lr"]) == (3, 120, 0.01)
 
 

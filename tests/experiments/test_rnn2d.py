@@ -25,7 +25,18 @@ from psgd.experiments.rnn2d import (
 from tests.emulated import Log, Recording
 from tests.experiments.small_digits import small_digits  # noqa: F401
 
-TINY = Settings(states=[2, 3], sizes=[7, 2], strides=[7, 2], lr=0.02, batch=50, epochs=2, images=500, shift=1.0)
+TINY = Settings(
+    states=[2, 3],
+    sizes=[7, 2],
+    strides=[7, 2],
+    lr=0.02,
+    batch=50,
+    epochs=2,
+    images=500,
+    shift=1.0,
+    bend=0.0,
+    averaging=0,
+)
 
 
 class TestGradients:

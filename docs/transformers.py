@@ -19,7 +19,7 @@ RUNS = DOCS / "results" / "bench" / "lm-52m-protocol.json"
 DRAWN = {
     "PSGD": ("psgd.whiten(model), its default 0.001", "tab:blue"),
     "Muon": ("Muon, 0.01", "tab:green"),
-    "pytorch_optimizer.SOAP": ("SOAP, 0.003, one seed", "tab:purple"),
+    "pytorch_optimizer.SOAP": ("SOAP, 0.003", "tab:purple"),
     "AdamW": ("AdamW, 0.001", "tab:orange"),
 }
 #: optimizers whose runs shared the GPU with others, so that their seconds mean nothing

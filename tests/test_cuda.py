@@ -29,6 +29,7 @@ from psgd import (
     Spectral,
     Whitening,
 )
+from psgd.engine.graphs import WARM_UP, Graphs
 from psgd.groups.inverse_free import Chores
 from psgd.groups.triangular import descend_rank_two_
 
@@ -554,6 +555,27 @@ def test_a_step_that_cannot_be_recorded_is_taken_anyway(monkeypatch):
         go(model, optimizer, 1, 20)
     assert int(optimizer.state[next(model.parameters())]["step"]) == 20
     assert not any(torch.equal(a, b) for a, b in zip(before, weights(model), strict=True))
+
+
+def test_random_numbers_go_on_after_a_capture_that_failed():
+    """They are those that a process without the capture draws, also in later captures."""
+    device = torch.device("cuda", 0)
+    torch.manual_seed(0)
+    torch.rand(5, device=device)
+    expected = [torch.rand(5, device=device) for _ in range(3)]
+    torch.manual_seed(0)
+    torch.rand(5, device=device)
+    graphs = Graphs(device, 0)
+    for _ in range(WARM_UP):
+        graphs("key", torch.cuda.synchronize)
+    with pytest.warns(UserWarning, match="without CUDA graphs"):
+        graphs("key", torch.cuda.synchronize)
+    found = [torch.rand(5, device=device) for _ in range(2)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        last = torch.rand(5, device=device)
+    graph.replay()
+    assert all(map(torch.equal, [*found, last], expected))
 
 
 def test_autograd_is_told_that_recorded_steps_change_parameters():

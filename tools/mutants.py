@@ -1109,7 +1109,7 @@ MUTANTS = [
         "laws/test_trust.py::test_a_step_is_not_long_along_a_direction_that_a_diagonal_factor_leaves",
         (
             "no limit of the spectrum",
-            "            limit = diagonal.limit_spectra(self, d, limit, max_rms)\n",
+            "            limit = torch.minimum(limit, spectra)\n",
             "            pass\n",
         ),
     ),
@@ -1121,7 +1121,7 @@ MUTANTS = [
     *of(
         "engine/diagonal.py",
         "laws/test_trust.py::test_nor_in_the_first_steps_when_the_average_is_young",
-        ("the divisor is forgotten", "else norm.to(bucket.dtype) / divisor", "else norm.to(bucket.dtype)"),
+        ("the divisor is forgotten", "else norm.to(length.dtype) / divisor", "else norm.to(length.dtype)"),
     ),
     *of(
         "groups/base.py",

@@ -157,15 +157,16 @@ class Bucket:
         """
         buffer, length = room.buffer, d.length.to(self.dtype)
         max_rms, clip_steps = options["max_rms"], options["clip_steps"]
+        spectra: Tensor | None = None
         if max_rms < math.inf:
-            length = diagonal.limit_slices_(self, d, length, max_rms)
+            length, spectra = diagonal.limit_(self, d, length, max_rms)
         if buffer is not None and any(
             part.data_ptr() != a.v.data_ptr() for part, a in zip(self.parts_of(buffer), d.arrays, strict=True)
         ):
             buffer = None  # a group did not write its result to the buffer
         limit = self.limit_rms(length, max_rms)
-        if max_rms < math.inf:
-            limit = diagonal.limit_spectra(self, d, limit, max_rms)
+        if spectra is not None:
+            limit = torch.minimum(limit, spectra)
         if clip_steps < math.inf:
             limit = limit * self._limit_steps_(length * limit, clip_steps, gradient, fitted, ok)
         return self.of_moving_blocks(Direction(d.arrays, length, d.divisor, limit=limit, pace=pace, buffer=buffer))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..groups.base import Preconditioned, joined
+from ..groups.base import Preconditioned, Scaled, joined
+from ..ops.streams import at_once
+from .stack import Stack
 
 if TYPE_CHECKING:
     from .bucket import Bucket
@@ -18,8 +21,13 @@ SLICE = 3.0
 SPECTRUM = 2.0
 
 
-def limit_slices_(bucket: Bucket, d: Preconditioned, length: Tensor, max_rms: float) -> Tensor:
-    """Shorten slices to a root mean square of ``SLICE · max_rms``, see ``Scaled.limit_slices_``.
+def limit_(bucket: Bucket, d: Preconditioned, length: Tensor, max_rms: float) -> tuple[Tensor, Tensor | None]:
+    """Shorten slices to a root mean square of ``SLICE · max_rms``, and find the factors that limit spectral norms.
+
+    Spectral norms are limited to ``SPECTRUM · max_rms (√n + √(numel / n))``. The last factor is the spectral norm of
+    white noise, with ``n`` the length of the diagonal axis. A diagonal factor cannot remove a direction that many
+    slices share: a step with the same root mean square is several times as long in it as with a dense factor, and a
+    learning rate that suits dense factors is too large.
 
     Args:
         bucket: bucket of the blocks
@@ -28,49 +36,32 @@ def limit_slices_(bucket: Bucket, d: Preconditioned, length: Tensor, max_rms: fl
         max_rms: largest root mean square of a block
 
     Returns:
-        new length of each block
-    """
-    if all(a.slices is None for a in d.arrays):
-        return length
-    divisors = _divisors(bucket, d)
-    new = [a.limit_slices_(SLICE * max_rms, divisor) for a, divisor in zip(d.arrays, divisors, strict=True)]
-    each = zip(new, bucket.split(length), divisors, strict=True)
-    return joined(
-        [
-            old if limited is None else (limited if by is None else limited / by).to(bucket.dtype)
-            for limited, old, by in each
-        ]
-    )
-
-
-def limit_spectra(bucket: Bucket, d: Preconditioned, limit: Tensor, max_rms: float) -> Tensor:
-    """Factor that also limits spectral norms, to ``SPECTRUM · max_rms (√n + √(numel / n))``.
-
-    The last factor is the spectral norm of white noise, with ``n`` the length of the diagonal axis. A diagonal factor
-    cannot remove a direction that many slices share: a step with the same root mean square is several times as long in
-    it as with a dense factor, and a learning rate that suits dense factors is too large.
-
-    Args:
-        bucket: bucket of the blocks
-        d: ``P m``
-        limit: factor that limits the step of each block
-        max_rms: largest root mean square of a block
+        new length of each block, and the factor for each block that makes its spectral norm as large as is allowed,
+        infinite for blocks without a diagonal factor; None if no block has one
     """
     axes = [stack.group.scale_axis for stack in bucket.stacks]
     if all(axis is None for axis in axes):
-        return limit
-    parts = bucket.split(limit)
-    each = zip(bucket.stacks, axes, d.arrays, _divisors(bucket, d), strict=True)
-    for k, (stack, axis, a, divisor) in enumerate(each):
-        norm = None if axis is None else a.spectral_norm(axis)
-        if axis is not None and norm is not None:
-            norm = norm.to(bucket.dtype) if divisor is None else norm.to(bucket.dtype) / divisor
-            n = stack.group.dims[axis]
-            white = n**0.5 + (stack.blocks[0].numel / n) ** 0.5
-            parts[k] = torch.minimum(parts[k], SPECTRUM * max_rms * white / norm)
-    return joined(parts)
+        return length, None
+    lengths = bucket.split(length)
+    divisors = [None] * len(axes) if d.divisor is None else bucket.split(d.divisor)
+    # The arrays are large, but reading them once, by one kernel each, leaves most of a device idle.
+    each = zip(bucket.stacks, d.arrays, lengths, divisors, strict=True)
+    new = at_once([partial(_limit_stack_, *of_stack, max_rms) for of_stack in each], lengths, bucket.device)
+    return joined([length for length, _ in new]), joined([limit for _, limit in new])
 
 
-def _divisors(bucket: Bucket, d: Preconditioned) -> list[Tensor] | list[None]:
-    """Divisors of the blocks of each stack, or None for each."""
-    return [None] * len(d.arrays) if d.divisor is None else bucket.split(d.divisor)
+def _limit_stack_(
+    stack: Stack, a: Scaled, length: Tensor, divisor: Tensor | None, max_rms: float
+) -> tuple[Tensor, Tensor]:
+    """``limit_`` for the blocks of one stack."""
+    axis = stack.group.scale_axis
+    shorter = a.limit_slices_(SLICE * max_rms, divisor)
+    norm = None if axis is None else a.spectral_norm(axis)
+    if shorter is not None:
+        length = (shorter if divisor is None else shorter / divisor).to(length.dtype)
+    if axis is None or norm is None:
+        return length, torch.full_like(length, torch.inf)
+    norm = norm.to(length.dtype) if divisor is None else norm.to(length.dtype) / divisor
+    n = stack.group.dims[axis]
+    white = n**0.5 + (stack.blocks[0].numel / n) ** 0.5
+    return length, SPECTRUM * max_rms * white / norm

@@ -107,6 +107,7 @@ class Graphs:
             except RuntimeError as e:  # a consequence of the first error, if there was one
                 error = error or e
         if error is not None:
+            release_generator(self.device)
             self.worthwhile = False
             if not isinstance(error, RuntimeError):
                 raise error
@@ -137,6 +138,18 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
     stream of its own, each would leave 32 MiB behind on an H200.
     """
     return torch.cuda.Stream(device)
+
+
+def release_generator(device: torch.device) -> None:
+    """Let a device's random generator go on where it was before a capture that failed.
+
+    If a capture cannot be ended, torch leaves the generator in the state of a capture, and every later random number of
+    the process, such as a dropout mask, raises an error. A copy of that state has the same seed and offset, without the
+    capture.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    generator = torch.cuda.default_generators[index]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from ..normalize import Normalization
 from ..tangent import Tangent, largest
 from .all_factors import AllFactors
 from .axes import along, gram_
-from .base import Groups, Preconditioned, joined
+from .base import Groups, Preconditioned, Scaled, joined
 from .near_symmetric import NearSymmetric, norm_
 from .pool import Pool, put_back_
 from .whitener import Whitener
@@ -117,15 +117,28 @@ class Pooled(Groups):
         On a GPU the Gram matrix for this direction costs less than the passes of a power iteration.
         """
         result = super().precondition(gs, keep, outs)
-        for group, a in zip(self.groups, result.arrays, strict=True):
-            axis = group.scale_axis
-            if axis is not None and len(group.dims) == 2 and self.device.type == "cuda":
-                n = group.dims[1 - axis]
-                if isinstance(group.factors[1 - axis], NearSymmetric):
-                    S = a.v.new_empty(len(a.v), n, n)
-                    gram_(a.v, 1 - axis, S, a.scale)
-                    a.direction = norm_(S).direction
+        if self.device.type == "cuda":
+            self._find_directions(result.arrays)
         return result
+
+    def _find_directions(self, arrays: Sequence[Scaled]) -> None:
+        """Find the directions from Gram matrices along the dense axis; those of one size share each power iteration."""
+        by_size: dict[int, list[int]] = {}
+        for k, group in enumerate(self.groups):
+            axis = group.scale_axis
+            if axis is not None and len(group.dims) == 2 and isinstance(group.factors[1 - axis], NearSymmetric):
+                by_size.setdefault(group.dims[1 - axis], []).append(k)
+        for n, members in by_size.items():
+            counts = [self.counts[k] for k in members]
+            S = arrays[members[0]].v.new_empty(sum(counts), n, n)
+            for k, part in zip(members, S.split(counts), strict=True):
+                axis = self.groups[k].scale_axis
+                assert axis is not None
+                gram_(arrays[k].v, 1 - axis, part, arrays[k].scale)
+            direction = norm_(S).direction
+            assert direction is not None
+            for k, part in zip(members, direction.split(counts), strict=True):
+                arrays[k].direction = part
 
     def whiten_(
         self,

@@ -24,7 +24,7 @@ def subtract(  # type: ignore[no-untyped-def]
     compute: tl.constexpr,
     chunk: tl.constexpr,
 ):
-    b, i, inside = _chunk(blocks, chunks, aligned, chunk)
+    b, i, inside = _chunk(blocks, chunks, tl.program_id(0), aligned, chunk)
     inside = inside & (tl.load(usable) != 0)
     block = blocks + 6 * b
     theta = _pointer(block, dtype, aligned)
@@ -33,7 +33,8 @@ def subtract(  # type: ignore[no-untyped-def]
     scale += tl.load(block + 3)
     n = tl.load(block + 4).to(tl.int32)
     if n > 1:
-        s = tl.load(scale + _position(i, tl.load(block + 1), n, tl.load(block + 5).to(tl.int32)), mask=inside)
+        start = tl.load(chunks + 2 * tl.program_id(0).to(tl.int64) + 1) * chunk
+        s = tl.load(scale + _near(start, tl.load(block + 5).to(tl.int32), n, chunk), mask=inside)
     else:
         s = tl.load(scale + i * 0)
     d = x * (s.to(compute) * tl.load(rate + b).to(compute)) + t * tl.load(decay + b).to(compute)
@@ -41,11 +42,11 @@ def subtract(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _chunk(blocks, chunks, aligned: tl.constexpr, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Index of the parameter that a program handles, its positions there, and whether they are inside."""
-    pid = tl.program_id(0).to(tl.int64)
-    b = tl.load(chunks + 2 * pid)
-    i = tl.load(chunks + 2 * pid + 1) * chunk + tl.arange(0, chunk)
+def _chunk(blocks, chunks, k, aligned: tl.constexpr, chunk: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Index of the parameter to which the chunk ``k`` of all belongs, its positions there, and which are inside."""
+    k = k.to(tl.int64)
+    b = tl.load(chunks + 2 * k)
+    i = tl.load(chunks + 2 * k + 1) * chunk + tl.arange(0, chunk)
     return b, i, i < multiple(tl.load(blocks + 6 * b + 1).to(tl.int32), aligned)
 
 
@@ -63,18 +64,6 @@ def _start(block, aligned: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _position(i, numel, n, after):  # type: ignore[no-untyped-def]
-    """``(i // after) % n``, with a single division if possible."""
-    if after == 1:
-        at = i % n
-    else:
-        at = i // after
-        if after * n < numel:
-            at = at % n
-    return at
-
-
-@jit
 def squares(  # type: ignore[no-untyped-def]
     blocks,
     chunks,
@@ -86,7 +75,7 @@ def squares(  # type: ignore[no-untyped-def]
     compute: tl.constexpr,
     chunk: tl.constexpr,
 ):
-    b, i, inside = _chunk(blocks, chunks, aligned, chunk)
+    b, i, inside = _chunk(blocks, chunks, tl.program_id(0), aligned, chunk)
     x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside, other=0).to(compute)
     tl.store(sums + tl.program_id(0), tl.sum(x * x, 0))
     count = tl.sum(tl.where(inside & (x == 0), 1, 0), 0)
@@ -132,30 +121,34 @@ def support(  # type: ignore[no-untyped-def]
     has_zeros,
     axes,
     flags,
+    total,
     count: tl.constexpr,
+    each: tl.constexpr,
     aligned: tl.constexpr,
     dtype: tl.constexpr,
     chunk: tl.constexpr,
 ):
-    b, i, inside = _chunk(blocks, chunks, aligned, chunk)
-    if tl.load(has_zeros + b) != 0:
-        x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside, other=0)
-        start = tl.load(chunks + 2 * tl.program_id(0).to(tl.int64) + 1) * chunk
-        for k in tl.static_range(count):
-            axis = axes + 3 * (count * b + k)
-            n = tl.load(axis + 1).to(tl.int32)
-            if n > 0:
-                at = tl.load(axis) + _near(start, tl.load(axis + 2).to(tl.int32), n, chunk)
-                # All writes to a flag write the same value. Most flags are set already, and writing again costs time.
-                new = (x != 0) & (tl.load(flags + at, mask=inside, other=1.0) == 0)
-                tl.store(flags + at, 1.0, mask=new)
+    # Most tensors have no zeros, and then a program only finds that out: one for each chunk would cost more than that.
+    for k in range(tl.program_id(0) * each, min(tl.program_id(0) * each + each, total)):
+        b, i, inside = _chunk(blocks, chunks, k, aligned, chunk)
+        if tl.load(has_zeros + b) != 0:
+            x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside, other=0)
+            start = tl.load(chunks + 2 * k + 1) * chunk
+            for j in tl.static_range(count):
+                axis = axes + 3 * (count * b + j)
+                n = tl.load(axis + 1).to(tl.int32)
+                if n > 0:
+                    at = tl.load(axis) + _near(start, tl.load(axis + 2).to(tl.int32), n, chunk)
+                    # All writes to a flag write the same value. Most flags are set already; writing again costs time.
+                    new = (x != 0) & (tl.load(flags + at, mask=inside, other=1.0) == 0)
+                    tl.store(flags + at, 1.0, mask=new)
 
 
 @jit
 def gather(  # type: ignore[no-untyped-def]
     blocks, chunks, sources, out, aligned: tl.constexpr, dtype: tl.constexpr, chunk: tl.constexpr
 ):
-    b, i, inside = _chunk(blocks, chunks, aligned, chunk)
+    b, i, inside = _chunk(blocks, chunks, tl.program_id(0), aligned, chunk)
     x = tl.load(_pointer(sources + b, dtype, aligned) + i, mask=inside)
     tl.store(out + _start(blocks + 6 * b, aligned) + i, x, mask=inside)
 
@@ -176,7 +169,7 @@ def average(  # type: ignore[no-untyped-def]
     compute: tl.constexpr,
     chunk: tl.constexpr,
 ):
-    b, i, inside = _chunk(blocks, chunks, aligned, chunk)
+    b, i, inside = _chunk(blocks, chunks, tl.program_id(0), aligned, chunk)
     inside = inside & (tl.load(usable) != 0)
     mean = _pointer(means + b, mean_dtype, aligned)
     w = tl.load(weight + b).to(compute)

@@ -14,6 +14,9 @@ from .factors import CHUNK
 from .streams import sent
 from .triton import DTYPES, trial, wide
 
+#: number of chunks that one program of ``support`` handles
+EACH = 8
+
 
 class Addresses:
     """Device array of tensor addresses that a captured graph reads; the array itself stays at one address."""
@@ -145,16 +148,19 @@ class TensorTable:
         """
         even = self.even and sources.aligned
         flags = (~has_zeros).to(torch.float32).index_select(0, self.owners)
-        axes = self.axes.shape[1]
+        total = len(self.chunks)
         self._launch(
             table_kernels.support,
             sources.place,
             has_zeros.view(torch.uint8),
             self.axes,
             flags,
-            axes,
+            total,
+            self.axes.shape[1],
+            EACH,
             even,
             DTYPES[self.dtype],
+            programs=-(-total // EACH),
         )
         return flags
 
@@ -185,10 +191,10 @@ class TensorTable:
         self._launch(table_kernels.average, sources.place, means.place, weight, factor, usable, sums, even, *dtypes)
         return self._roots(sums, sums.new_empty(len(self.blocks)))
 
-    def _launch(self, kernel: Any, *arguments: Any) -> None:
-        """Launch a kernel with one program for each chunk."""
+    def _launch(self, kernel: Any, *arguments: Any, programs: int | None = None) -> None:
+        """Launch a kernel, by default with one program for each chunk."""
         with torch.cuda.device(self.blocks.device):
-            kernel[(len(self.chunks),)](self.blocks, self.chunks, *arguments, CHUNK)
+            kernel[(programs or len(self.chunks),)](self.blocks, self.chunks, *arguments, CHUNK)
 
 
 @trial("subtract")

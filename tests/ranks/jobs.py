@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
 from psgd import PSGD, Affine, Diagonal, FiniteDifference, HessianVector, Kronecker, Whitening
+from psgd.ops.distributed import local
 from psgd.probes import Probe
 
 BATCH = 12
@@ -132,6 +133,27 @@ def result(model: nn.Module, optimizer: PSGD) -> dict[str, Any]:
         },
         "bytes": sum(v.nbytes for entries in optimizer.state.values() for v in entries.values()),
     }
+
+
+def with_loss(divided: bool, probe: Probe) -> dict[str, Any]:
+    """Train with a loss that is a ``DTensor``, or an ordinary one; that of step 2 is NaN on one rank."""
+    model, more = wrapped(model_of(torch.float64), "fsdp")
+    mesh = next(p.device_mesh for p in model.parameters() if isinstance(p, DTensor))
+    optimizer = PSGD(model.parameters(), lr=0.1, probe=probe, **more)
+    rank, size = place(model)
+    for step in range(4):
+        x, y = (t.chunk(size)[rank] for t in batch(step, torch.float64))
+
+        def closure(x: Tensor = x, y: Tensor = y, step: int = step) -> Tensor:
+            optimizer.zero_grad()
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            loss = loss.detach() * (math.nan if step == 2 and rank == 0 else 1.0)
+            return DTensor.from_local(loss, mesh, [Partial("avg")]) if divided else loss
+
+        optimizer.step(closure)
+    (skipped,) = {int(local(entries["skipped"])) for entries in optimizer.state.values()}
+    return {**result(model, optimizer), "skipped": skipped}
 
 
 def saved(kind: str, dtype: torch.dtype, steps: int, directory: str, **options: Any) -> dict[str, Any]:

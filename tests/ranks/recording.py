@@ -43,6 +43,12 @@ def one_rests(optimizer: PSGD, params: list[Tensor], step: int) -> None:
         params[0].grad = None
 
 
+def one_rests_for_long(optimizer: PSGD, params: list[Tensor], step: int) -> None:
+    """Long enough for its block to be stacked apart from the others."""
+    if 3 <= step < 10:
+        params[0].grad = None
+
+
 def reload(optimizer: PSGD, params: list[Tensor], step: int) -> None:
     if step == 8:
         optimizer.load_state_dict(optimizer.state_dict())
@@ -79,6 +85,7 @@ CHANGES: dict[str, Change] = {
         nan_on_one_rank,
         too_long_for_its_owner,
         one_rests,
+        one_rests_for_long,
         reload,
         another_group,
         a_group_rests,

@@ -191,3 +191,11 @@ def test_numbers_that_change_do_not_change_owners(ranks):
 def test_tensor_parallel_layers(ranks):
     one = jobs.sequence_parallel(5)
     assert all(close(mine, one) for mine in ranks.run(2, jobs.sequence_parallel, 5))
+
+
+@pytest.mark.parametrize("probe", [Whitening(), FiniteDifference()], ids=repr)
+def test_a_loss_that_is_divided_among_the_ranks(ranks, probe):
+    divided, plain = (ranks.run(2, jobs.with_loss, each, probe) for each in (True, False))
+    for mine, theirs in zip(divided, plain, strict=True):
+        assert mine["skipped"] == theirs["skipped"] == 1
+        assert all(map(torch.equal, mine["params"], theirs["params"]))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..ops.agreement import Fact
-from ..ops.distributed import is_dtensor, several_ranks
+from ..ops.distributed import is_dtensor, local, several_ranks
 from ..ops.parameters import Flags
 
 T = TypeVar("T")
@@ -88,8 +88,11 @@ class Ranks:
             raise error
 
     def deciding_loss(self, loss: Any) -> Any:
-        """Loss that must be finite for the step to be taken, or None if the loss does not decide."""
-        return loss
+        """Loss that must be finite for the step to be taken, or None if the loss does not decide.
+
+        Of a ``DTensor`` it is the part that this rank holds, as a step is taken only if all ranks want to take it.
+        """
+        return local(loss)
 
     def align(self, grads: Grads, params: Sequence[Tensor]) -> Grads:
         """Gradients, divided among the ranks in the same way as their parameters."""
@@ -133,4 +136,4 @@ class Alone(Ranks):
 
     def deciding_loss(self, loss: Any) -> Any:
         """Loss if this is the only process; else None, as the losses of replicas differ and must not decide."""
-        return None if several_ranks() else loss
+        return None if several_ranks() else super().deciding_loss(loss)

@@ -89,9 +89,6 @@ class Team(Ranks):
     def owns(self, position: int) -> bool:
         return self.owners.get(position, self.rank) == self.rank
 
-    def deciding_loss(self, loss: Any) -> Any:
-        return loss
-
     def align(self, grads: Grads, params: Sequence[Tensor]) -> Grads:
         return {i: aligned(grad, params[i]) for i, grad in sorted(grads.items())}
 

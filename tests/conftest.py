@@ -6,16 +6,22 @@ import multiprocessing
 from multiprocessing.context import BaseContext
 
 import pytest
-import torch
 from hypothesis import settings
 
 from .browser import browser  # noqa: F401
 from .processes import imported_before
 
-torch.set_num_threads(1)
 # The same examples in every run; `pytest --hypothesis-profile=default` looks for new ones.
 settings.register_profile("psgd", deadline=None, derandomize=True)
 settings.load_profile("psgd")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One thread for a process that runs tests; one that only hands them out to others need not wait for torch."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        import torch
+
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +37,8 @@ def quick_processes(forks, monkeypatch) -> None:
 
 @pytest.fixture(autouse=True)
 def torch_stays_as_it_was():
+    import torch
+
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(torch.float32)

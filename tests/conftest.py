@@ -24,6 +24,21 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.set_num_threads(1)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """Hand out all cases of a test together, where groups are: a worker need not ask for each of thousands of them."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+
+    class ByTest(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            group = super()._split_scope(nodeid)
+            return nodeid.partition("[")[0] if group == nodeid else group
+
+    return ByTest(config, log)
+
+
 @pytest.fixture(scope="session")
 def forks() -> BaseContext:
     return imported_before()
@@ -39,6 +54,8 @@ def quick_processes(forks, monkeypatch) -> None:
 def torch_stays_as_it_was():
     import torch
 
-    torch.manual_seed(0)
+    # Without a GPU, `torch.manual_seed` would keep a call for later, with a picture of the stack, at every test.
+    seed = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
+    seed(0)
     yield
     torch.set_default_dtype(torch.float32)

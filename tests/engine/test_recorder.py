@@ -264,6 +264,7 @@ def test_with_and_without_an_average(probe, options):
     assert made[-1].count > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", PROBES, ids=repr)
 def test_groups_with_structures_of_their_own_are_recorded_if_all_can_be(probe):
     with_another = {"preconditioner": Kronecker(max_dense=4), "update_every": 2}
@@ -414,6 +415,7 @@ def test_steps_are_recorded_if_a_whole_param_group_never_has_gradients(counted: 
     assert [p._version for p in unused.parameters()] == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", [Whitening(), FiniteDifference()], ids=repr)
 def test_parameters_that_never_have_gradients_do_not_keep_others_from_being_recorded(probe):
     """Of a shape that others have, and of one that no other has; when they get gradients, they are recorded too."""

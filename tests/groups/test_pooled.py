@@ -462,6 +462,7 @@ def test_gradients_are_whitened(dtype: torch.dtype, condition: float, limit: flo
     assert error() < limit
 
 
+@pytest.mark.slow
 @whole
 @pytest.mark.parametrize(("shape", "max_dense"), [((4, 5), 2048), ((3, 5, 2), 4)], ids=str)
 def test_several_factors_match_the_covariances_along_each_axis(shape: tuple[int, ...], max_dense: int):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -128,6 +129,7 @@ def test_numbers_of_one_group_do_not_change_the_steps_of_another(structure: Stru
     check(structure, probe, some if in_expectation else some | SEED)
 
 
+@pytest.mark.slow
 @law_of_structures(where=lambda structure: structure == Kronecker(), probe=PROBES)
 def test_the_same_holds_for_recorded_steps(structure: Structure, probe: Probe):
     """A group that is told something else has other recordings, and both have the same numbers in the other group."""

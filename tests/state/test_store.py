@@ -6,9 +6,8 @@ import copy
 import io
 import math
 import pickle
-import subprocess
-import sys
 import warnings
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import pytest
@@ -81,28 +80,24 @@ def test_resume_is_exact_to_the_bit(structure, probe):
     assert bits(*second) != bits(*first)
 
 
-CONTINUE = """
-import sys, pickle, torch
-sys.path.insert(0, sys.argv[1])
-torch.set_num_threads(1)
-from tests.state.test_store import make, bits, STRUCTURES, PROBES, DTYPES
-from tests.cases import train
-results = []
-for saved in torch.load(sys.argv[2], weights_only=True):
-    pair = make(STRUCTURES[saved["structure"]], PROBES[saved["probe"]], DTYPES[saved["dtype"]])
-    pair[0].load_state_dict(saved["model"])
-    pair[1].load_state_dict(saved["optimizer"])
-    train(*pair, 5, 10)
-    results.append(bits(*pair))
-for copied in pickle.load(open(sys.argv[3], "rb")):
-    train(*copied, 5, 10)
-    results.append(bits(*copied))
-pickle.dump(results, open(sys.argv[4], "wb"))
-"""
+def continued(folder: Path) -> None:
+    """Go on with what was saved and pickled there, and write the bits of what becomes of it."""
+    torch.set_num_threads(1)
+    results = []
+    for saved in torch.load(folder / "saved.pt", weights_only=True):
+        pair = make(STRUCTURES[saved["structure"]], PROBES[saved["probe"]], DTYPES[saved["dtype"]])
+        pair[0].load_state_dict(saved["model"])
+        pair[1].load_state_dict(saved["optimizer"])
+        train(*pair, 5, 10)
+        results.append(bits(*pair))
+    for copied in pickle.loads((folder / "pickled").read_bytes()):
+        train(*copied, 5, 10)
+        results.append(bits(*copied))
+    (folder / "results").write_bytes(pickle.dumps(results))
 
 
 @pytest.mark.slow
-def test_resume_in_a_new_process(tmp_path: Path):
+def test_resume_in_a_new_process(tmp_path: Path, forks: BaseContext):
     """The same by state dict and by pickle, where nothing is left in memory; the dtypes take turns."""
     saved, pickled, expected = [], [], []
     for i, structure in enumerate(STRUCTURES):
@@ -118,18 +113,10 @@ def test_resume_in_a_new_process(tmp_path: Path):
     torch.save(saved, tmp_path / "saved.pt")
     (tmp_path / "pickled").write_bytes(pickle.dumps(pickled))
     expected += expected
-    subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            CONTINUE,
-            str(Path(__file__).parent.parent.parent),
-            str(tmp_path / "saved.pt"),
-            str(tmp_path / "pickled"),
-            str(tmp_path / "results"),
-        ],
-        check=True,
-    )
+    process = forks.Process(target=continued, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
     assert pickle.loads((tmp_path / "results").read_bytes()) == expected
 
 

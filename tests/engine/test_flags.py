@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from psgd import PSGD, Dense, FiniteDifference, HessianVector, Joint, Kronecker, Whitening, c3
+from psgd.engine.flags import agree
 from psgd.probes.noise import Noise
 from tests.state.test_store import bits
 
@@ -128,6 +129,12 @@ def test_error_if_nonfinite_raises_and_changes_nothing(probe):
     for p, grad, value in zip(model.parameters(), grads, values, strict=True):
         assert p.grad is grad
         assert (grad is None and value is None) or torch.equal(grad, value)
+
+
+def test_a_step_is_taken_if_all_flags_are_true():
+    yes, no, cpu = torch.tensor(True), torch.tensor(False), torch.device("cpu")
+    for flags in ([], [yes], [yes, yes], [no], [yes, no], [no, yes]):
+        assert bool(agree(flags, [cpu])[cpu]) == all(flags)
 
 
 def test_a_pair_that_is_not_finite_leaves_q_alone():

@@ -235,7 +235,7 @@ def test_the_tangent_is_the_expectation_of_sampled_ones(case: Case):
 
 @cases
 def test_what_is_returned_is_of_before_the_step(case: Case, thin: bool):
-    group, (g,) = case.group(batch=3), case.vectors(1, batch=3)
+    group, (g,) = case.group(batch=3, asymmetry=0.05), case.vectors(1, batch=3)
     right = flatten(group.precondition(g))
     start = g.clone()
     v, length = whiten_(group, g, 0.5, 0.0 if thin else 0.1)

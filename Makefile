@@ -9,6 +9,8 @@ OLDEST := 2.7.1
 NEWEST := 2.15.0
 # Which of them `make test-versions` takes: VERSIONS=oldest is the first alone. Python 3.11 to 3.13 has builds of both.
 VERSIONS := oldest newest
+# Images of containers often set this; every process of the tests would then compile what it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo reproduce docs check test test-integrations test-versions lint dist clean
 

@@ -107,7 +107,7 @@ def scale_(factor: Factor, by: float) -> None:
 
 def small_model(dtype: torch.dtype = torch.float32, dropout: float = 0.0, seed: int = 0) -> nn.Module:
     generator_state = torch.get_rng_state()
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(dropout), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
     torch.set_rng_state(generator_state)
     return model.to(dtype)

@@ -151,6 +151,7 @@ def test_kronecker_finds_a_kronecker_optimum():
     assert found.mean_abs_eigenvalue == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.slow
 def test_noise_is_damped_not_amplified():
     """At −20 dB c3 neither improves nor worsens the spread, shrinks the step, and suppresses noise."""
     H = random_hessian(10, 1.0, False, seed=1)

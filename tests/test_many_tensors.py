@@ -106,8 +106,8 @@ def test_nothing_is_quadratic(what: str):
         "plan": lambda: str(plan(params, world_size=4)),
         "add_param_group": lambda: new(params[:1]).add_param_group({"params": params[1:]}),
     }
-    with one_thread():
-        assert min(seconds(tasks[what]) for _ in range(2)) < 0.5 + 500e-6 * len(params)
+    with one_thread():  # if others were at work, look once more
+        assert any(seconds(tasks[what]) < 0.5 + 500e-6 * len(params) for _ in range(2))
 
 
 @pytest.mark.slow

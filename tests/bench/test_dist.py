@@ -51,6 +51,7 @@ def test_table_and_picture(outcomes):
         assert images(dist.draw(some), "dist")["png"]
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_an_error_on_one_rank_is_told():
     outcome = measure(task(dist.PLAIN, 2, shape=replace(SMALL["shape"], heads=3)))
     assert outcome.failure is not None

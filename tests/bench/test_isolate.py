@@ -90,6 +90,7 @@ def test_an_interrupt_ends_all_processes():
     assert gone(*pids)
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_several_at_once(tmp_path):
     tasks = [Task("slow", toy.sleeps), Task("bad", toy.raises), Task("good", toy.count, {"to": 3})]
     outcomes = {}
@@ -103,6 +104,7 @@ def test_several_at_once(tmp_path):
     assert [row["k"] for row in outcomes[2].rows] == [0, 1, 2]
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_several_at_once_end_with_an_interrupt(tmp_path):
     mark = tmp_path / "mark"
     found = at_once([Task("good", toy.count), Task("slow", toy.sleeps, {"mark": str(mark)})], 2)

@@ -146,12 +146,14 @@ def test_weight_decay_is_that_of_matrices_for_all():
             torch.testing.assert_close(p.detach(), shrunk * before[key], msg=f"{name}: {key}")
 
 
-@pytest.mark.slow  # some of them compile
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CONTESTANTS if "." in name])
 def test_optimizers_of_other_packages(name, text):
+    """Without the compiler, which some of them would keep busy for longer than all other tests of this file."""
     pytest.importorskip(peers.KNOWN[name].package)
     trainer = Trainer(SHAPE, 2, 64, tokens(corpus.read(text, SIZE.most), 256), "cpu")
-    (row,) = trainer.train(CONTESTANTS[name], Setting(0.01, 0.1), 1, 2)
+    with torch.compiler.set_stance("force_eager"):
+        (row,) = trainer.train(CONTESTANTS[name], Setting(0.01, 0.1), 1, 2)
     assert math.isfinite(row["loss"])
 
 

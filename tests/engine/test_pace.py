@@ -102,6 +102,7 @@ def test_the_slope_is_that_of_the_new_gradient_along_the_last_step(options: dict
         assert float(optimizer.state[theta]["lr_factor"]) == pytest.approx(factor, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lr", [1e-4, 1e-2, 1.0])
 def test_a_learning_rate_that_is_far_too_small_is_found(lr):
     """Also if it is right already; without the factor it would hardly move."""

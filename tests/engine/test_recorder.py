@@ -149,10 +149,12 @@ OF_GRADIENTS = (bad_gradient, a_layer_of_its_own_shape_rests, never_used, unused
 #: those that meet what is whitened: averages or gradients
 OF_AVERAGES = (nothing, bad_gradient, memory_moves, momentum_off_and_on, average_of_other_strides, reload)
 PROBES = [Whitening(), Whitening(of_average=False), FiniteDifference(), HessianVector()]
+#: so many that what is done at every eighth step is recorded and replayed, and all that begins anew at step 25 is too
+STEPS = 34
 
 
 def trained(
-    probe: Any, change: Callable[[PSGD, Params, int], None], steps: int = 45, **options: Any
+    probe: Any, change: Callable[[PSGD, Params, int], None], steps: int = STEPS, **options: Any
 ) -> tuple[Params, list[Emulated]]:
     """Train by gradients ``r (1 + θ)`` with random ``r``, of a loss if the probe wants one.
 
@@ -242,7 +244,8 @@ def test_recorded_steps_are_steps(probe, change, options):
     assert len(graphs) <= MOST
     assert graphs.remembered <= MOST
     if change is not schedule_of_another_number:
-        assert graphs.count > 10
+        assert graphs.count > 3
+        assert sum(each.count for each in made) > 15
 
 
 @pytest.mark.slow
@@ -258,9 +261,10 @@ def test_with_and_without_an_average(probe, options):
     recorded, made = trained(probe, nothing, **options)
     plain = trained_by_torch(probe, nothing, **options)
     assert_same(recorded, plain, probe)
-    assert made[-1].count > 30
+    assert made[-1].count > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", PROBES, ids=repr)
 def test_groups_with_structures_of_their_own_are_recorded_if_all_can_be(probe):
     with_another = {"preconditioner": Kronecker(max_dense=4), "update_every": 2}
@@ -268,9 +272,10 @@ def test_groups_with_structures_of_their_own_are_recorded_if_all_can_be(probe):
     plain = trained_by_torch(probe, nothing, second=with_another)
     assert_same(recorded, plain, probe)
     assert made[-1].count > 10
-    some, made = trained(probe, nothing, second={"preconditioner": Diagonal()})
+    without = {"steps": 6, "second": {"preconditioner": Diagonal()}}
+    some, made = trained(probe, nothing, **without)
     assert not made
-    assert_same(some, trained_by_torch(probe, nothing, second={"preconditioner": Diagonal()}), probe)
+    assert_same(some, trained_by_torch(probe, nothing, **without), probe)
 
 
 def test_numbers_and_parameters_of_two_dtypes_are_recorded_too():
@@ -410,6 +415,7 @@ def test_steps_are_recorded_if_a_whole_param_group_never_has_gradients(counted: 
     assert [p._version for p in unused.parameters()] == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", [Whitening(), FiniteDifference()], ids=repr)
 def test_parameters_that_never_have_gradients_do_not_keep_others_from_being_recorded(probe):
     """Of a shape that others have, and of one that no other has; when they get gradients, they are recorded too."""
@@ -419,7 +425,7 @@ def test_parameters_that_never_have_gradients_do_not_keep_others_from_being_reco
     first, *_, last = made
     assert first.count > 10
     assert last is not first
-    assert last.count > 10
+    assert last.count > 3
 
 
 def test_blocks_that_rest_keep_their_state_to_the_bit(counted: Counter[str]):
@@ -468,9 +474,9 @@ class OwnDescent(FiniteDifference):
 
 @pytest.mark.parametrize("kind", [FadingWhitening, OwnDescent])
 def test_a_probe_with_a_fit_of_its_own_is_recorded_only_if_it_says_so(kind):
-    recorded, made = trained(kind(), nothing)
+    recorded, made = trained(kind(), nothing, steps=12)
     assert not made
-    assert_same(recorded, trained_by_torch(kind(), nothing), kind())
+    assert_same(recorded, trained_by_torch(kind(), nothing, steps=12), kind())
 
 
 def test_another_probe_is_another_recording():

@@ -45,12 +45,12 @@ def curve(probe: Probe, structure: Structure, scale: float, steps: int = 12, **o
 
 @structures
 @probes
-@pytest.mark.parametrize("scale", [1e-6, 3e4], ids=str)
-def test_the_size_of_the_loss_changes_nothing(probe, structure, scale):
+def test_the_size_of_the_loss_changes_nothing(probe, structure):
     """``P`` is as much smaller as gradients are larger, from the first step on."""
-    torch.testing.assert_close(
-        curve(probe, structure, scale), curve(probe, structure, 1.0), rtol=1e-5 if probe.calls_twice else 1e-8, atol=0
-    )
+    plain = curve(probe, structure, 1.0)
+    rtol = 1e-5 if probe.calls_twice else 1e-8
+    for scale in (1e-6, 3e4):
+        torch.testing.assert_close(curve(probe, structure, scale), plain, rtol=rtol, atol=0)
 
 
 @structures

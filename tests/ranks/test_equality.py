@@ -60,22 +60,25 @@ def test_tensor_parallelism_and_fully_shard(ranks, probe):
     check(ranks, 4, "fsdp, tp", probe=PROBES[probe], steps=20, weight_decay=0.1, max_norm=0.5)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "ddp, shared", "fsdp"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"preconditioner": Diagonal()},
-        {"preconditioner": Dense(), "blocks": Joint()},
-        {"preconditioner": LowRank(3), "blocks": Joint()},
-        {"preconditioner": Kronecker(inverse_free=False)},
-        {"preconditioner": Kronecker(max_dense=6), "momentum": 0.9, "weight_decay": 0.1, "max_norm": 0.5},
-        {"update_every": 3, "momentum": 0.5},
-    ],
-    ids=str,
-)
-def test_structures_and_options(ranks, kind, options):
-    for probe in PROBES.values():
-        check(ranks, 3, kind, steps=12, probe=probe, **options)
+OPTIONS = [
+    {"preconditioner": Diagonal()},
+    {"preconditioner": Dense(), "blocks": Joint()},
+    {"preconditioner": LowRank(3), "blocks": Joint()},
+    {"preconditioner": Kronecker(inverse_free=False)},
+    {"preconditioner": Kronecker(max_dense=6), "momentum": 0.9, "weight_decay": 0.1, "max_norm": 0.5},
+    {"update_every": 3, "momentum": 0.5},
+]
+#: all of them with every kind, and with both probes, which take turns
+TURNS = [
+    (kind, options, list(PROBES)[(i + j) % len(PROBES)])
+    for i, options in enumerate(OPTIONS)
+    for j, kind in enumerate(["ddp", "ddp, shared", "fsdp"])
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "probe"), TURNS, ids=str)
+def test_structures_and_options(ranks, kind, options, probe):
+    check(ranks, 3, kind, steps=12, probe=PROBES[probe], **options)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "ddp, shared", "fsdp"])

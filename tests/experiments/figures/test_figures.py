@@ -11,7 +11,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from psgd.experiments import digits, long_memory, recurrent
+from psgd.experiments import costs, digits, long_memory, recurrent
 from psgd.experiments.figure import Figure, read
 from psgd.experiments.figures import FIGURES, fig3, fig5, fig6, rnn_long, rnn_suite
 from psgd.experiments.reproduce import Order, Written, reproduce
@@ -20,7 +20,7 @@ from tests.experiments.small_digits import small_digits  # noqa: F401
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 #: for each module that yields a row after so many mini-batches, the fewer that are enough to see that it does
-EVERY = {digits: 6, recurrent: 10, long_memory: 10, fig3: 10, fig5: 10, fig6: 10, rnn_suite: 10, rnn_long: 10}
+EVERY = {digits: 6, recurrent: 5, long_memory: 5, fig3: 10, fig5: 10, fig6: 5, rnn_suite: 5, rnn_long: 5}
 MNIST = {"epochs": 0.2, "short_epochs": 0.1, "update_every": 4, "seeds": 1, "baseline_seeds": 1}
 TINY: dict[str, dict[str, Any]] = {
     "fig1": {"seeds": 1},
@@ -41,8 +41,8 @@ TINY: dict[str, dict[str, Any]] = {
     "fig8": MNIST | {"regularized_epochs": 0.1, "regularized_update_every": 4},
     "fig9": MNIST,
     "complexity": {"rounds": 1, "length": 4, "seeds": 1},
-    "rnn-suite": {"length": 10, "iterations": 10, "others": [*rnn_suite.SECONDS], "seeds": 2, "baseline_seeds": 1},
-    "rnn-long": {"length": 12, "iterations": 10, "seeds": 2},
+    "rnn-suite": {"length": 10, "iterations": 5, "others": [*rnn_suite.SECONDS], "seeds": 2, "baseline_seeds": 1},
+    "rnn-long": {"length": 12, "iterations": 5, "seeds": 2},
     "rnn2d": asdict(Settings(states=[2, 2], sizes=[7, 2], strides=[7, 2], epochs=2, images=200)) | {"seeds": 2},
 }
 #: figures whose full results are not in the documentation yet
@@ -59,6 +59,7 @@ CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA de
 def test_every_figure_runs_is_drawn_and_judged(figure: Figure, device: str, tmp_path: Path, monkeypatch):
     for module, every in EVERY.items():
         monkeypatch.setattr(module, "EVERY", every)
+    monkeypatch.setattr(costs, "TURN", 2)
     first_seed = 100  # no figure may ask for seed 0
     order = Order(figure, TINY[figure.name], "quick", first_seed)
     *_, event = reproduce([order], tmp_path, jobs=1, device=device)

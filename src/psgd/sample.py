@@ -23,11 +23,13 @@ class Sample:
     """Measurements of the probe in one step.
 
     Args:
+        now: number of steps before this one
         evaluation: loss, gradients and pairs
         grads: gradients by position, without missing and empty ones
         due: further work of the update of ``Q``, see ``Probe.chores``, for each param group whose ``Q`` is due
     """
 
+    now: int
     evaluation: Evaluation
     grads: dict[int, Tensor]
     due: dict[int, Hashable]
@@ -45,13 +47,14 @@ def measure(
 
     If anything fails, all gradients are restored.
     """
-    sample = Sample(Evaluation(None, []), {}, {})
+    sample = Sample(int(store.clock), Evaluation(None, []), {}, {})
     start, caught = Gradients(()), ranks.catch()
     try:
         with caught:
             _check(closure, probe, store)
             start = Gradients(store.params)
-            now, draw = int(store.clock), _noise(store)
+            now = sample.now = int(store.clock)  # the check may have started the state anew
+            draw = _noise(store, now)
             sample.due = {
                 g: probe.chores(now, rate_of_Q(group, now))
                 for g, group in enumerate(store.groups)
@@ -62,13 +65,13 @@ def measure(
             sample.evaluation = probe(watched, store.params, moved, lambda i: part_of(draw(i), store.params[i]), start)
             sample.grads = checks.gradients(store.kinds, sample.evaluation.grads, store.name)
             observed.judge(sample.evaluation)
-        step = f"step {int(store.clock)}"
+        step = f"step {sample.now}"
         ranks.same(step, lambda: facts_of_step(sample, store, error_if_nonfinite), _ADVICE, caught.error)
         sample.grads = ranks.align(sample.grads, store.params)
         if error_if_nonfinite:
             loss = ranks.deciding_loss(sample.evaluation.loss)
             with ranks.catch() as caught:
-                checks.finite(loss, sample.grads, int(store.clock), store.name)
+                checks.finite(loss, sample.grads, sample.now, store.name)
             ranks.together(caught.error, step)
     except BaseException:
         start.restore()
@@ -94,8 +97,8 @@ def work_of(sample: Sample, probe: Probe, store: Store, ranks: Ranks) -> Work:
         Tensors(mine),
         Pairs(evaluation.pairs),
         due,
-        [_young(group, int(store.clock)) for group in store.groups],
-        _noise(store),
+        [_young(group, sample.now) for group in store.groups],
+        _noise(store, sample.now),
         given=mine,
         flags=[*decisions, *checked],
     )
@@ -107,9 +110,9 @@ def _young(group: Mapping[str, Any], step: int) -> Mapping[str, Any]:
     return group if rate == group["precond_lr"] else {**group, "precond_lr": rate}
 
 
-def _noise(store: Store) -> Callable[[int], Tensor]:
+def _noise(store: Store, step: int) -> Callable[[int], Tensor]:
     """Function that returns normal numbers for the parameter at a position, from seed, step and position alone."""
-    draw = Draw(int(store.clock))
+    draw = Draw(step)
     return lambda i: draw(as_real(store.params[i]), store.options_of(i)["seed"], i)
 
 

@@ -81,7 +81,7 @@ class Whitener:
         if damping:
             Ps.update({pool: torch.bmm(root.mT, root) for pool, root in roots.items()})
         tangents = {pool: torch.empty_like(pool.Q, dtype=None if pool.dense else self.wide) for pool in Ps}
-        if damping:
+        if noise is not None:
             self._damp_(Ps, noise, tangents)
         Ps.clear()  # as large as the tangents: freed before more memory is needed
         arrays = self._at_once(self._rounded, range(len(whitened)), whitened, sizes=[a.v for a in whitened])
@@ -114,13 +114,15 @@ class Whitener:
         """Length of each array of a stack."""
         return torch.linalg.vector_norm(v.flatten(1), dim=1, dtype=self.wide)
 
-    def _numbers(self, lengths: Tensor, damping: float, ok: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Flags of the blocks that take the step, and the variance of the noise that damps each block."""
+    def _numbers(
+        self, lengths: Tensor, damping: float, ok: Tensor, weight: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Flags of the blocks that take the step, and the variance of the noise that damps each block, if any does."""
         rms = lengths.to(self.wide) if weight is None else lengths / weight
         rms = rms / self.factors.root_numel
         # Outside this range, a gradient has vanished or exploded: P fitted to it would be useless for ordinary ones.
         eps = torch.finfo(self.wide).eps
-        return ok & between(rms, eps**2, eps**-2), (rms * damping).square_()
+        return ok & between(rms, eps**2, eps**-2), (rms * damping).square_() if damping else None
 
     def _precondition(
         self,

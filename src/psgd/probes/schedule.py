@@ -51,5 +51,7 @@ def rate_of_Q(options: Mapping[str, Any], step: int) -> float:
     if boost == 1:
         return float(lr)
     age = max(math.floor(updates_before(options, step)) / YOUNG, 1.0)
-    factor = max(boost * 2 ** -(math.floor(2 * math.log2(age)) / 2), 1.0)
+    factor = boost * 2 ** -(math.floor(2 * math.log2(age)) / 2)
+    if factor <= 1:
+        return float(lr)
     return min(float(f"{lr * factor:.12g}"), max(lr, 0.9))

@@ -141,7 +141,7 @@ FIGURE = Figure(
         "paper_iterations": 2_000,
         "stop": True,
         "seeds": 4,
-        "paper_seeds": 2,
+        "paper_seeds": 1,
         "baseline_seeds": 1,
     },
     full={

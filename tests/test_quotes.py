@@ -143,7 +143,11 @@ QUOTES: list[tuple[str, str, Sequence[float]]] = [
         "# times an SGD step [for a recurrent network](results.md#the-papers-figures), # times with `update_every=10`",
         [cost("recurrent network", "1", 3), cost("recurrent network", "10", 3)],
     ),
-    ("docs/results.md", "With the paper's settings, # of # seeds are solved.", measured("fig6", PAPERS)[:2]),
+    (
+        "docs/results.md",
+        "With the paper's settings, # of # seeds are solved, after # to # mini-batches.",
+        measured("fig6", PAPERS)[:4],
+    ),
     (
         "docs/results.md",
         "all # seeds are solved, after # to # mini-batches.",
@@ -198,7 +202,11 @@ QUOTES: list[tuple[str, str, Sequence[float]]] = [
         [on_h200("gpt2"), on_h200("gpt2, AdamW"), on_h200("gpt2, no update")],
     ),
     ("docs/choose.md", "# ms in bfloat16 at the same shapes", [on_h200("gpt2, bf16 Q")]),
-    ("docs/choose.md", "(# ms compared with # ms for [a step", [on_h200("gpt2, triangular"), on_h200("gpt2")]),
+    (
+        "docs/choose.md",
+        "(# to # ms, depending on the CPU, compared with # ms for [a step",
+        [step("PSGD, triangular"), on_h200("gpt2, triangular"), on_h200("gpt2")],
+    ),
     *(
         ("docs/results.md", f"| {label} | {kind} | # | # |", [on_h200(row, "before"), on_h200(row, "after")])
         for label, kind, row in (

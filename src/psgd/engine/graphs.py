@@ -105,9 +105,9 @@ class Graphs:
             try:
                 graph.capture_end()
             except RuntimeError as e:  # a consequence of the first error, if there was one
+                release_generator(self.device)
                 error = error or e
         if error is not None:
-            release_generator(self.device)
             self.worthwhile = False
             if not isinstance(error, RuntimeError):
                 raise error
@@ -141,11 +141,11 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def release_generator(device: torch.device) -> None:
-    """Let a device's random generator go on where it was before a capture that failed.
+    """Let a device's random generator go on where it was before a capture that could not be ended.
 
-    If a capture cannot be ended, torch leaves the generator in the state of a capture, and every later random number of
-    the process, such as a dropout mask, raises an error. A copy of that state has the same seed and offset, without the
-    capture.
+    Torch leaves the generator in the state of the capture, and every later random number of the process, such as a
+    dropout mask, raises an error. A copy of that state has the same seed and offset, without the capture. Graphs of the
+    user that were captured before and draw random numbers still refer to the old state.
     """
     index = torch.cuda.current_device() if device.index is None else device.index
     generator = torch.cuda.default_generators[index]

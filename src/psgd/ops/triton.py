@@ -22,7 +22,7 @@ except ImportError:  # torch for CPUs comes without it
 __all__ = ["DTYPES", "jit", "multiple", "prepare", "ready", "tl", "trial", "triton", "wide"]
 
 #: names of kernel arguments that depend on shapes
-SIZES = ("numel", "n", "rows", "columns", "tiles")
+SIZES = ("numel", "n", "rows", "columns", "tiles", "total")
 
 #: Triton's dtypes by torch's
 DTYPES: dict[torch.dtype, Any] = (

@@ -598,7 +598,7 @@ MUTANTS = [
         "probes/schedule.py",
         "probes/test_schedule.py",
         ("Q stays young", "2 ** -(math.floor(2 * math.log2(age)) / 2)", "1.0"),
-        ("Q is never young", "factor = max(boost *", "factor = max(0 *"),
+        ("Q is never young", "factor = boost *", "factor = 0 *"),
         ("a boost over one", "max(lr, 0.9)", "10.0"),
     ),
     *of(

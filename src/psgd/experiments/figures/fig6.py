@@ -115,8 +115,9 @@ def solved_share(wanted: float) -> Callable[[Sequence[Result]], Verdict]:
 #: why preconditioner 3 with the paper's settings is slow, and fails on a seed, by experiment
 REASON = (
     "The paper names no step size for this figure and no number of mini-batches. With 0.03, nine of ten seeds are "
-    "solved: six within 9,100 mini-batches, and the others after 16,500, 25,800 and 27,400; seed 9 stays at the loss of "
-    "always answering zero. The limit was 18,000 first, and was raised as two seeds were close. Larger steps are faster "
+    "solved: six within 9,100 mini-batches, and the others after 16,500, 25,800 and 27,400; seed 9 stays at the loss "
+    "of always answering zero. The limit was 18,000 first, and was raised as two seeds were close. Larger steps are "
+    "faster "
     "where they work, but destroy the memory of the network while P is still about the identity: with 0.1, three of "
     "ten seeds are solved within 3,000 mini-batches, and the other seven are not. On the seeds 1 and 4 a small change "
     "of the first state arrives at the end of the sequence with 0.13 to 0.18 of its length before training, with "

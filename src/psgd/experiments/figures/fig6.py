@@ -117,15 +117,14 @@ REASON = (
     "The paper names no step size for this figure and no number of mini-batches. With 0.03, nine of ten seeds are "
     "solved: six within 9,100 mini-batches, and the others after 16,500, 25,800 and 27,400; seed 9 stays at the loss "
     "of always answering zero. The limit was 18,000 first, and was raised as two seeds were close. Larger steps are "
-    "faster "
-    "where they work, but destroy the memory of the network while P is still about the identity: with 0.1, three of "
-    "ten seeds are solved within 3,000 mini-batches, and the other seven are not. On the seeds 1 and 4 a small change "
-    "of the first state arrives at the end of the sequence with 0.13 to 0.18 of its length before training, with "
-    "0.0021 or less after 100 mini-batches of step size 0.1, and with 5e-6 or less after 500. With a step size of 0.1 "
-    "for Q as well, four of five such seeds come to 0.012 to 0.023 in 1,500 mini-batches. What does not help on seed "
-    "4 with a step size of 0.1: marks in the first tenth and up to the half, an orthogonal matrix from a singular "
-    "value decomposition, no limit or a limit of 0.1 for the length of steps, and a perturbation of 1e-4 instead of "
-    "1.5e-8."
+    "faster where they work, but destroy the memory of the network while P is still about the identity: with 0.1, "
+    "three of ten seeds are solved within 3,000 mini-batches, and the other seven are not. On the seeds 1 and 4 a "
+    "small change of the first state arrives at the end of the sequence with 0.13 to 0.18 of its length before "
+    "training, with 0.0021 or less after 100 mini-batches of step size 0.1, and with 5e-6 or less after 500. With a "
+    "step size of 0.1 for Q as well, four of five such seeds come to 0.012 to 0.023 in 1,500 mini-batches. What does "
+    "not help on seed 4 with a step size of 0.1: marks in the first tenth and up to the half, an orthogonal matrix "
+    "from a singular value decomposition, no limit or a limit of 0.1 for the length of steps, and a perturbation of "
+    "1e-4 instead of 1.5e-8."
 )
 
 FIGURE = Figure(

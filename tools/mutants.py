@@ -253,15 +253,16 @@ MUTANTS = [
         "groups/triangular.py",
         "groups/test_triangular.py::test_blocked_update_is_the_product",
         (
-            "rows from below without their diagonal",
-            "torch.baddbmm(u @ sums, (u @ w).triu_(), rows)",
-            "torch.baddbmm(u @ sums, (u @ w).triu_(1), rows)",
+            "rows of a block without their diagonal",
+            "torch.bmm(u, w).triu_(), u], -1)",
+            "torch.bmm(u, w).triu_(1), u], -1)",
         ),
         (
             "sums over the rows below, and those of the block",
-            "below.flip(0).cumsum_(0).flip(0)[1:]",
-            "below.flip(0).cumsum_(0).flip(0)[:-1]",
+            "old = torch.cat([part, sums[1:]]",
+            "old = torch.cat([part, sums[:-1]]",
         ),
+        ("only the rows that are handled at the same time", "below[:, left:] = sums[0]", "pass"),
     ),
     *of(
         "groups/limited_memory.py",
@@ -827,7 +828,7 @@ MUTANTS = [
     *of(
         "ops/parameters.py",
         "ops/test_parameters.py::test_others_are_not",
-        ("elements in any order are fused", " and t.is_contiguous() for t in", " for t in"),
+        ("elements in any order are fused", " or not t.is_contiguous():", ":"),
     ),
     *of(
         "ops/tensor_table.py",

@@ -14,18 +14,10 @@ from psgd.groups.triangular import descend_rank_two_
 @pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 200])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("block_rows", [None, 8, 16, 300])
-@pytest.mark.parametrize("way", ["few products", "from below", "side by side"])
-def test_blocked_update_is_the_product(n, batch, block_rows, way, monkeypatch):
-    """As for small and for large matrices on a CPU, and as on a GPU."""
-    if way != "few products":
-        monkeypatch.setattr(triangular, "SMALL", 0)
-    if way == "side by side":
-
-        def side_by_side(Q, U, W, scale, bs):
-            for q, u, w, s in zip(Q, U, W, scale, strict=True):
-                triangular._side_by_side_(q, u, w, s, bs, 2 * bs)
-
-        monkeypatch.setattr(triangular, "_from_below_", side_by_side)
+@pytest.mark.parametrize("at_once", [1, 24, 208])
+def test_blocked_update_is_the_product(n, batch, block_rows, at_once, monkeypatch):
+    """Whatever number of rows is handled at a time."""
+    monkeypatch.setattr(triangular, "CPU_ROWS", (16, at_once))
     Q = torch.randn(batch, n, n, dtype=torch.float64).triu()
     x, y = torch.randn(2, batch, n, 1, dtype=torch.float64)
     step = torch.rand(batch, 1, 1, dtype=torch.float64)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -18,8 +17,8 @@ from ..tangent import BLOCK_ROWS, LONGEST, Tangent, is_formed, is_small, looks_a
 from .base import Group, LeftFactor, Structure
 from .factor import normal_like
 
-#: largest matrix that a CPU updates by a few large products
-SMALL = 1024
+#: rows of a small triangular product in a step of vectors on a CPU, and rows that are handled at a time
+CPU_ROWS = 16, 208
 
 
 class Triangular(LeftFactor):
@@ -120,9 +119,8 @@ def descend_rank_two_(
     """``Q ← scale · (Q − step · triu(x yᵀ + y xᵀ) Q)`` for vectors, in O(n²) and in place.
 
     With ``U = [x y]`` and ``W = [y x]ᵀ``, row i of the product is ``U_i Σ_{j≥i} W_j Q_j``: for a block of rows a small
-    triangular product, and ``U`` times the sum over the rows below. For large matrices a CPU goes up from the last rows
-    and carries that sum along, so that each block is read from a cache. Otherwise all sums are computed first: a GPU
-    would be idle meanwhile, and for small matrices on a CPU the launches of many small products cost most of the time.
+    triangular product, and ``U`` times the sum over the rows below. One batched product serves many blocks, as their
+    sums are computed first. On a CPU, ``Q`` goes through a cache in this way; on a GPU, a Triton kernel does it.
 
     Args:
         block_rows: rows of a small triangular product; by default as many as fit a cache
@@ -130,65 +128,48 @@ def descend_rank_two_(
     U = torch.cat([x, y], -1) * step
     W = torch.cat([y, x], -1).mT
     bs, at_once = _block_rows(Q.device, Q.shape[1], block_rows)
-    if Q.device.type == "cpu" and Q.shape[1] > SMALL:
-        _from_below_(Q, U, W, scale, bs)
-        return
-    side_by_side_ = parallel.descend_ if parallel.possible(Q) else partial(_side_by_side_, bs=bs, at_once=at_once)
+    one_ = parallel.descend_ if parallel.possible(Q) else partial(_from_below_, bs=bs, at_once=at_once)
     for q, u, w, s in zip(Q, U, W, scale, strict=True):
-        side_by_side_(q, u, w, s)
+        one_(q, u, w, s)
 
 
 def _block_rows(device: torch.device, n: int, block_rows: int | None = None) -> tuple[int, int]:
     """Number of rows of a block, and of all blocks that are handled together."""
     if device.type == "cpu":
-        rows = block_rows or (16 if n <= SMALL else 32)
-        return rows, max(n, rows) if n <= SMALL else rows
+        rows = block_rows or CPU_ROWS[0]
+        return rows, rows * max(1, CPU_ROWS[1] // rows)
     rows = block_rows or 64
     return rows, rows * max(1, -(-(n // rows) // 4))  # no more than a quarter of Q is copied
 
 
-def _from_below_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int) -> None:
-    U = U * scale
-    below = Q.new_zeros(Q.shape[0], 2, Q.shape[2])
-    for start in reversed(range(0, Q.shape[1], bs)):
-        # Columns to the left of these rows are zero in all of them.
-        rows, sums = Q[:, start : start + bs, start:], below[:, :, start:]
-        u, w = U[:, start : start + bs], W[:, :, start : start + bs]
-        change = torch.baddbmm(u @ sums, (u @ w).triu_(), rows)
-        sums.baddbmm_(w, rows)
-        rows.mul_(scale).sub_(change)
-
-
-def _side_by_side_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int, at_once: int) -> None:
-    """Update one matrix by products of torch, without a Triton kernel."""
+def _from_below_(Q: Tensor, U: Tensor, W: Tensor, scale: Tensor, bs: int, at_once: int) -> None:
+    """Update one matrix by products of torch, without a Triton kernel: ``at_once`` rows at a time, from the last."""
     n = len(Q)
     last = n - n % bs  # rows from here on are less than a block
-    blocks = last // bs
+    blocks, each = last // bs, max(1, at_once // bs)
     rows, u, w = (
         Q[:last].view(blocks, bs, n),
         U[:last].view(blocks, bs, 2),
         W[:, :last].unflatten(1, (blocks, bs)).transpose(0, 1),
     )
-    within = torch.bmm(u, w).triu_()
-    ends = [*range(0, blocks, at_once // bs), blocks]
-    below = Q.new_zeros(blocks + 1, 2, n)
-    for start, stop in pairwise(ends):
-        below[start:stop, :, start * bs :] = torch.bmm(w[start:stop], rows[start:stop, :, start * bs :])
-    below[blocks] = W[:, last:] @ Q[last:]
-    below = below.flip(0).cumsum_(0).flip(0)[1:]
-    change, is_one = torch.cat([within, u], -1), seen(scale.device, lambda: scale == 1)
+    change, is_one = torch.cat([torch.bmm(u, w).triu_(), u], -1), seen(scale.device, lambda: scale == 1)
     if not is_one:
         change.mul_(scale)
-    for start, stop in pairwise(ends):
-        part = rows[start:stop, :, start * bs :]
-        old = torch.cat([part, below[start:stop, :, start * bs :]], 1)
-        if not is_one:
-            part.mul_(scale)
-        part.baddbmm_(change[start:stop], old, alpha=-1)
+    below = W[:, last:] @ Q[last:]  # Σ W_j Q_j over the rows that are done
     rest = Q[last:, last:]
     rest.sub_((U[last:] @ W[:, last:]).triu_() @ rest)
     if not is_one:
         rest.mul_(scale)
+    for stop in range(blocks, 0, -each):
+        start = max(0, stop - each)
+        # Columns to the left of these rows are zero in all of them.
+        part, left = rows[start:stop, :, start * bs :], start * bs
+        sums = torch.cat([torch.bmm(w[start:stop], part), below[None, :, left:]]).flip(0).cumsum_(0).flip(0)
+        below[:, left:] = sums[0]
+        old = torch.cat([part, sums[1:]], 1)
+        if not is_one:
+            part.mul_(scale)
+        part.baddbmm_(change[start:stop], old, alpha=-1)
 
 
 @dataclass(frozen=True)

@@ -43,12 +43,18 @@ class Layout:
     def stacks(self) -> list[Stack]:
         """Stacks of blocks of one param group, shape and precision, with their ``Q``; the state holds views of them."""
         # Other code may have replaced tensors of the state, as offloading does.
-        if self._stacks is None or any(
-            entries.get(name) is not view for entries, views in self._views.values() for name, view in views.items()
-        ):
+        if self._stacks is None or self._was_replaced():
             self._stack_again()
         assert self._stacks is not None
         return self._stacks
+
+    def _was_replaced(self) -> bool:
+        """Whether an entry of the state is no longer the view of its stack."""
+        for entries, views in self._views.values():  # loops, as in `can_fuse`
+            for name, view in views.items():
+                if entries.get(name) is not view:
+                    return True
+        return False
 
     @without_garbage_collection()
     def _stack_again(self) -> None:

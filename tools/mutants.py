@@ -496,9 +496,16 @@ MUTANTS = [
         ("a product is always added", "beta = int(add)", "beta = 1"),
     ),
     *of(
-        "groups/base.py",
+        "ops/slices.py",
         "laws/test_together.py::test_a_direction_has_the_length_of_its_step",
-        ("a length without its scale", "keepdim=True, dtype=dtype) * self.scale", "keepdim=True, dtype=dtype)"),
+        ("a length without its scale", "keepdim=True, dtype=dtype) * scale\n", "keepdim=True, dtype=dtype)\n"),
+    ),
+    *of(
+        "ops/slices.py",
+        "ops/test_slices.py",
+        ("a product without its scale", ".view_as(scale) * scale).to", ".view_as(scale)).to"),
+        ("columns are multiplied as rows", "M = v.mT if by_column else", "M ="),
+        ("lengths before the scale is applied", "torch.mul(v, scale, out=out)\n", "out.copy_(v)\n"),
     ),
     # Zero gradients and outliers.
     *of(
@@ -828,7 +835,7 @@ MUTANTS = [
     *of(
         "ops/parameters.py",
         "ops/test_parameters.py::test_others_are_not",
-        ("elements in any order are fused", " or not t.is_contiguous():", ":"),
+        ("elements in any order are fused", " and t.is_contiguous() for t in", " for t in"),
     ),
     *of(
         "ops/tensor_table.py",

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..normalize import Normalization
 from ..ops.power import power_iteration
 from ..ops.real import shaped
+from ..ops.slices import measure_slices
 from ..ops.streams import at_once
 from ..tangent import Tangent, unfold
 from .factor import Factor, LeftFactor
@@ -29,17 +30,29 @@ class Scaled:
     scale: Tensor | None
     #: length of each slice of ``scale · v`` along the axis of the scale, in the shape of the scale, once it is known
     slices: Tensor | None = None
-    #: leading right singular vector of each matrix, ``(B, n, 1)`` and of any length, if an estimate is known
-    direction: Tensor | None = None
+    #: product of each slice of a matrix with the unit vector that is stretched most, in the shape of the scale, if an
+    #: estimate of that vector is known
+    stretch: Tensor | None = None
 
-    def length(self) -> Tensor:
-        """Length of each array; not finite if an element is not, or if its square overflows."""
-        dtype = torch.promote_types(self.v.dtype, torch.float32)
+    def length(self, x: Tensor | None = None) -> Tensor:
+        """Length of each array; not finite if an element is not, or if its square overflows.
+
+        Args:
+            x: estimate of the vector that each matrix stretches most, ``(B, n, 1)`` and of any length, or None
+        """
         if self.scale is None:
+            dtype = torch.promote_types(self.v.dtype, torch.float32)
             return torch.linalg.vector_norm(self.v.flatten(1), dim=1, dtype=dtype)
-        axes = [i for i in range(1, self.v.ndim) if self.scale.shape[i] == 1]
-        self.slices = torch.linalg.vector_norm(self.v, dim=axes, keepdim=True, dtype=dtype) * self.scale
+        self.slices, self.stretch = measure_slices(self.v, self.scale, x=None if x is None else unit(x))
         return torch.linalg.vector_norm(self.slices.flatten(1), dim=1)
+
+    def rounded(self, dtype: torch.dtype) -> Tensor:
+        """``scale · v`` in a dtype; finds the lengths of its slices on the way."""
+        if self.scale is None:
+            return self.v.to(dtype)
+        out = torch.empty_like(self.v, dtype=dtype)
+        self.slices, _ = measure_slices(self.v, self.scale, out)
+        return out
 
     def limit_slices_(self, most: float, divisor: Tensor | None) -> Tensor | None:
         """Shorten slices along the axis of the scale to a root mean square of ``most``.
@@ -59,24 +72,24 @@ class Scaled:
             bound = bound * divisor.view(-1, *[1] * (self.v.ndim - 1))
         shorter = (bound / self.slices).clamp_(max=1)
         self.slices = self.slices * shorter
+        if self.stretch is not None:
+            self.stretch = self.stretch * shorter
         self.scale = self.scale * shorter.to(self.scale.dtype)
         return torch.linalg.vector_norm(self.slices.flatten(1), dim=1)
 
     def spectral_norm(self, axis: int) -> Tensor | None:
         """Largest singular value of each array, as a matrix with one row for each slice along the axis of the scale.
 
-        The result is an estimate, which except for rounding is never too large. If fitting has found the direction that
-        is stretched most, the result is the stretch of that direction. Otherwise it is found by power iteration from
-        two starts: the sum of all slices, which contains a direction that many slices share, and the longest slice, for
-        the case that it dominates alone. The result is None if the lengths of slices are unknown.
+        The result is an estimate, which except for rounding is never too large. If ``stretch`` is known, the result is
+        its length. Otherwise it is found by power iteration from two starts: the sum of all slices, which contains a
+        direction that many slices share, and the longest slice, for the case that it dominates alone. The result is
+        None if the lengths of slices are unknown.
         """
         if self.scale is None or self.slices is None:
             return None
+        if self.stretch is not None:
+            return torch.linalg.vector_norm(self.stretch.flatten(1), dim=1)
         M, scale = unfold(self.v, axis), self.scale.flatten(1).unsqueeze(2).to(self.v.dtype)
-        if self.direction is not None:
-            wide = torch.promote_types(M.dtype, torch.float32)
-            x = torch.nn.functional.normalize(self.direction.to(wide), dim=1).to(M.dtype)
-            return torch.linalg.vector_norm(scale * torch.bmm(M, x), dim=(1, 2), dtype=wide)
         squares = scale.square()
         longest = self.slices.flatten(1).argmax(1).view(-1, 1, 1)
         row = M.gather(1, longest.expand(-1, 1, M.shape[2])).mT
@@ -102,6 +115,11 @@ class Scaled:
         if self.scale is not None:
             product = product * self.scale
         return product.flatten(1).sum(1).to(other.dtype)
+
+
+def unit(x: Tensor) -> Tensor:
+    """Columns ``(B, n, 1)`` with a length of one, in float32 or better; zero if they are zero."""
+    return torch.nn.functional.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=1)
 
 
 def dots(scaled: Sequence[Scaled], others: Sequence[Tensor]) -> Tensor:
@@ -173,8 +191,12 @@ class Groups:
         """
         each = zip(self.groups, gs, outs or [None] * len(gs), strict=True)
         tasks = [partial(_precondition, group, g, self.dtype, keep, out) for group, g, out in each]
-        done = at_once(tasks, gs, self.device)
-        return Preconditioned([scaled for scaled, _ in done], joined([length for _, length in done]))
+        arrays = at_once(tasks, gs, self.device)
+        return Preconditioned(arrays, self._lengths(arrays))
+
+    def _lengths(self, arrays: Sequence[Scaled]) -> Tensor:
+        """Length of each block."""
+        return joined([a.length() for a in arrays])
 
     def whiten_(
         self,
@@ -203,9 +225,8 @@ class Groups:
         """Mark each ``P`` that is kept as that of the present ``Q``, after a replayed CUDA graph computed it."""
 
 
-def _precondition(group: Group, g: Tensor, dtype: torch.dtype, keep: bool, out: Tensor | None) -> tuple[Scaled, Tensor]:
-    scaled = Scaled(*group.precondition_parts(g.to(dtype), keep, out))
-    return scaled, scaled.length()
+def _precondition(group: Group, g: Tensor, dtype: torch.dtype, keep: bool, out: Tensor | None) -> Scaled:
+    return Scaled(*group.precondition_parts(g.to(dtype), keep, out))
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:

@@ -126,13 +126,21 @@ def safe(lr: float | Tensor) -> float | Tensor:
     return 1.25 * lr * (lr.clamp_min(0.5) if isinstance(lr, Tensor) else max(lr, 0.5))
 
 
-def move_(Q: Tensor, S: Tensor, step: Tensor, room: Tensor | None = None) -> None:
-    """``Q ← Q − step · S Q``; where the step is zero, ``Q`` keeps its bits. ``room`` is memory for the product."""
-    S, low_Q = low(S), low(Q)
+def move_(Q: Tensor, S: Tensor, step: Tensor, rounded: Tensor | None = None, room: Tensor | None = None) -> None:
+    """``Q ← Q − step · S Q``; where the step is zero, ``Q`` keeps its bits.
+
+    Args:
+        Q: ``(B, n, n)``
+        S: ``(B, n, n)``
+        step: ``(B,)``
+        rounded: ``Q`` in the dtype of estimates, if it is known
+        room: memory for the product, or None
+    """
+    S, rounded = low(S), low(Q) if rounded is None else rounded
     if room is not None and room.dtype != S.dtype:
         room = None
     # A tangent that overflowed has a step of zero, but is not zero itself.
-    descend_(Q, torch.bmm(S, low_Q, out=room), step)
+    descend_(Q, torch.bmm(S, rounded, out=room), step)
 
 
 def move_along_(Q: Tensor, a: Tensor, rounded: Tensor, step: Tensor, diagonal: Tensor) -> None:

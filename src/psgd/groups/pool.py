@@ -81,6 +81,7 @@ class Pool:
         frobenius: Tensor,
         lr: float | Tensor,
         usable: Tensor,
+        rounded: Tensor | None = None,
         room: Tensor | None = None,
     ) -> Tensor:
         """``Q ← Q − lr / bound · S Q`` for factors of usable blocks.
@@ -91,6 +92,7 @@ class Pool:
             frobenius: upper bound of ``‖S‖_F`` of each factor
             lr: step size: one number, or one for each block of the bucket
             usable: for each block of the bucket, whether its factors move
+            rounded: ``Q`` in the dtype of estimates, if it is known
             room: memory for the product, or None
 
         Returns:
@@ -98,7 +100,7 @@ class Pool:
         """
         step, finite = self._step(bound, frobenius, lr, usable)
         if self.dense:
-            move_(self.Q, S, step, room)
+            move_(self.Q, S, step, rounded, room)
         else:
             self.Q.mul_(1 - S.mul_(step[:, None]).masked_fill_((step == 0)[:, None], 0))
         return finite

@@ -7,13 +7,14 @@ later work is batched: products of n × n matrices over all factors of one size,
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..normalize import Normalization
+from ..ops.streams import at_once
 from ..tangent import Tangent, largest
 from .all_factors import AllFactors
 from .axes import along, gram_
@@ -24,6 +25,9 @@ from .whitener import Whitener
 
 if TYPE_CHECKING:
     from .inverse_free import InverseFree
+
+#: number of slices that are enough to find the direction that many of them share
+SAMPLE = 1024
 
 
 class Pooled(Groups):
@@ -109,36 +113,39 @@ class Pooled(Groups):
             frobenius = square.sqrt_()
         pool.step_(S, bound, frobenius, lr, usable, room=squares[1])
 
-    def precondition(
-        self, gs: Sequence[Tensor], keep: bool = False, outs: Sequence[Tensor | None] | None = None
-    ) -> Preconditioned:
-        """``P g`` and, on a GPU, the direction that each matrix stretches most, for ``Scaled.spectral_norm``.
+    def _lengths(self, arrays: Sequence[Scaled]) -> Tensor:
+        """Length of each block and, on a GPU, the stretch of each matrix, for ``Scaled.spectral_norm``.
 
-        On a GPU the Gram matrix for this direction costs less than the passes of a power iteration.
+        On a GPU both need one pass over the arrays, once a direction that each matrix stretches is known.
         """
-        result = super().precondition(gs, keep, outs)
-        if self.device.type == "cuda":
-            self._find_directions(result.arrays)
-        return result
+        directions = self._directions(arrays) if self.device.type == "cuda" else {}
+        tasks = [partial(a.length, directions.get(k)) for k, a in enumerate(arrays)]
+        return joined(at_once(tasks, [a.v for a in arrays], self.device))
 
-    def _find_directions(self, arrays: Sequence[Scaled]) -> None:
-        """Find the directions from Gram matrices along the dense axis; those of one size share each power iteration."""
+    def _directions(self, arrays: Sequence[Scaled]) -> dict[int, Tensor]:
+        """Direction that each matrix stretches much, by group: the one that about ``SAMPLE`` of its slices share.
+
+        It is found from Gram matrices along the dense axis; those of one size share each power iteration.
+        """
         by_size: dict[int, list[int]] = {}
         for k, group in enumerate(self.groups):
             axis = group.scale_axis
             if axis is not None and len(group.dims) == 2 and isinstance(group.factors[1 - axis], NearSymmetric):
                 by_size.setdefault(group.dims[1 - axis], []).append(k)
+        directions: dict[int, Tensor] = {}
         for n, members in by_size.items():
             counts = [self.counts[k] for k in members]
             S = arrays[members[0]].v.new_empty(sum(counts), n, n)
             for k, part in zip(members, S.split(counts), strict=True):
-                axis = self.groups[k].scale_axis
+                a, axis = arrays[k], self.groups[k].scale_axis
+                assert a.scale is not None
                 assert axis is not None
-                gram_(arrays[k].v, 1 - axis, part, arrays[k].scale)
+                some = (slice(None),) * (axis + 1) + (slice(None, None, max(self.groups[k].dims[axis] // SAMPLE, 1)),)
+                gram_(a.v[some], 1 - axis, part, a.scale[some])
             direction = norm_(S).direction
             assert direction is not None
-            for k, part in zip(members, direction.split(counts), strict=True):
-                arrays[k].direction = part
+            directions.update(zip(members, direction.split(counts), strict=True))
+        return directions
 
     def whiten_(
         self,

@@ -14,9 +14,9 @@ from ..ops.look import between
 from ..ops.real import shaped
 from ..ops.streams import at_once
 from .all_factors import AllFactors, Target, power_to_one
-from .axes import along, gram_, low, low_dtype, multiply_axes, multiply_axis, product_, rounded, seen_along
-from .base import Preconditioned, Scaled, joined
-from .near_symmetric import NearSymmetric, norm_
+from .axes import along, gram_, low, low_dtype, multiply_axes, multiply_axis, product_, seen_along
+from .base import Preconditioned, Scaled, joined, unit
+from .near_symmetric import NearSymmetric, Norms, norm_
 from .pool import Pool, put_back_
 
 T = TypeVar("T")
@@ -75,27 +75,41 @@ class Whitener:
             lengths = joined(self._at_once(self._length, gs, sizes=gs))
         usable, noise = self._numbers(lengths, damping, ok, weight)
         roots = {pool: low(pool.Q) for pool in self.pools if pool.thin}
-        Ps = {pool: pool.P() for pool in self.pools if not pool.thin}
+        of_support = partial(self.factors.targets, support or [None] * len(self.groups))
+        formed = [pool for pool in self.pools if not pool.thin]
+        # The targets depend on the gradients but little on the work before: they are found while P is formed.
+        tasks: list[Callable[[], Any]] = [of_support, *(pool.P for pool in formed)]
+        (targets, drawn), *products = at_once(tasks, [lengths, *(pool.Q for pool in formed)], self.device)
+        usable = usable & (drawn > 0)
+        Ps: dict[Pool, Tensor] = dict(zip(formed, products, strict=True))
+        del products
         whitened = self._precondition(gs, Ps, roots, weight, outs or [None] * len(gs))
         gs.clear()
         if damping:
             Ps.update({pool: torch.bmm(root.mT, root) for pool, root in roots.items()})
-        tangents = {pool: torch.empty_like(pool.Q, dtype=None if pool.dense else self.wide) for pool in Ps}
+        tangents = {pool: torch.empty_like(pool.Q, dtype=low_dtype(pool.Q) if pool.dense else self.wide) for pool in Ps}
         if noise is not None:
             self._damp_(Ps, noise, tangents)
         Ps.clear()  # as large as the tangents: freed before more memory is needed
         arrays = self._at_once(self._rounded, range(len(whitened)), whitened, sizes=[a.v for a in whitened])
-        length = self._see_(whitened, arrays, tangents, add=damping > 0)
-        targets, drawn = self.factors.targets(support or [None] * len(self.groups))
-        usable = usable & (drawn > 0)
-        tasks = [
-            partial(self._descend_, lr, usable, pool, target, whitened, tangents[pool], damping > 0)
-            if pool in tangents
-            else partial(self._descend_thin_, lr, usable, pool, target, arrays, roots[pool])
-            for pool, target in zip(self.pools, targets, strict=True)
+        length = self._see_(whitened, arrays, tangents, roots, add=damping > 0)
+        sizes = [pool.Q for pool in self.pools]
+        norms = at_once(
+            [partial(self._norms, pool, tangents.get(pool), arrays) for pool in self.pools], sizes, self.device
+        )
+        steps = [
+            partial(self._descend_, lr, usable, pool, target, tangents.get(pool), roots.get(pool), of_pool)
+            for pool, target, of_pool in zip(self.pools, targets, norms, strict=True)
         ]
-        finite = at_once(tasks, [pool.Q for pool in self.pools], self.device)
-        for large in (tasks, tangents, roots, arrays):  # freed before more memory is needed
+        # Damping distorts directions, as it is largest where g is small.
+        known = {} if damping else {pool: of_pool for pool, (of_pool, _) in zip(self.pools, norms, strict=True)}
+        directions = {pool: x for pool, of_pool in known.items() if (x := of_pool.direction) is not None}
+        stretches = self._stretches(whitened, arrays, _by_member(directions))
+        tasks = [*stretches, *steps]
+        finite = at_once(tasks, [*[lengths] * len(stretches), *sizes], self.device)[len(stretches) :]
+        # Freed before more memory is needed.
+        del norms, steps, stretches, tasks, known, directions
+        for large in (tangents, roots, arrays):
             large.clear()
         if tidy or rescale:
             self.factors.tidy_(
@@ -178,55 +192,71 @@ class Whitener:
 
     def _rounded(self, k: int, a: Scaled) -> Tensor | None:
         """``scale · v`` in the dtype of estimates, for products; None if the group has no dense factor."""
-        return (
-            rounded(a.v, a.scale)
-            if any(isinstance(factor, NearSymmetric) for factor in self.groups[k].factors)
-            else None
-        )
+        dense = any(isinstance(factor, NearSymmetric) for factor in self.groups[k].factors)
+        return a.rounded(low_dtype(a.v)) if dense else None
 
     def _see_(
         self,
         whitened: Sequence[Scaled],
         arrays: Sequence[Tensor | None],
         tangents: Mapping[Pool, Tensor],
+        roots: dict[Pool, Tensor],
         add: bool,
     ) -> Tensor:
         """Write ``a aᵀ`` to the tangents, or add it to them, for ``a = scale · v`` unfolded along the axis of a factor.
+
+        Also round the factors of these tangents to the dtype of estimates, as ``roots``.
 
         Returns:
             ``‖a‖`` of each block
         """
 
-        def see_(g: int, axis: int, S: Tensor) -> Tensor | None:
-            array = arrays[g]
+        def see_(g: int, axis: int, S: Tensor) -> None:
+            array, a = arrays[g], whitened[g]
             if S.ndim == 3:
                 assert array is not None
-                a = seen_along(array, axis)
-                product_(a, a.mT, S, add)
-                return None
-            rows = torch.empty_like(S)
-            if array is None:
-                gram_(whitened[g].v, axis, rows, whitened[g].scale)
+                unfolded = seen_along(array, axis)
+                product_(unfolded, unfolded.mT, S, add)
+                return
+            if axis == self.groups[g].scale_axis and a.slices is not None:
+                rows = a.slices.view_as(S)
             else:
-                gram_(array, axis, rows)
+                rows = torch.empty_like(S)
+                gram_(a.v, axis, rows, a.scale)
+                if axis == self.groups[g].scale_axis:
+                    a.slices = along(rows, a.v, axis)
             if add:
                 S.addcmul_(rows, rows)
             else:
                 torch.square(rows, out=S)
-            return rows
 
         of = _by_member(tangents)
-        # Lengths of rows need hardly any memory and use little of the device: they run in parallel to the products.
-        sizes = [whitened[g].v if S.ndim == 3 else S for (g, _), S in of.items()]
-        tasks = [partial(see_, g, axis, S) for (g, axis), S in of.items()]
-        seen = dict(zip(of, at_once(tasks, sizes, self.device), strict=True))
-        for g, a in enumerate(whitened):
-            axis = self.groups[g].scale_axis
-            if axis is not None and (rows := seen[g, axis]) is not None:
-                a.slices = along(rows, a.v, axis)
+        rounds = [pool for pool in tangents if pool.dense and pool not in roots]
+        # Lengths of rows and copies use little of what products of matrices need: they run in parallel to them.
+        small = self.factors.root_numel
+        tasks: list[Callable[[], Any]] = [partial(low, pool.Q) for pool in rounds]
+        tasks += [partial(see_, g, axis, S) for (g, axis), S in of.items()]
+        sizes = [small for _ in rounds] + [whitened[g].v if S.ndim == 3 else S for (g, _), S in of.items()]
+        roots.update(zip(rounds, at_once(tasks, sizes, self.device), strict=False))
         # The vector of the lengths of its slices has the same length as the array itself.
         shortest = [a.v if a.slices is None else a.slices for a in whitened]
         return joined(self._at_once(self._length, shortest, sizes=shortest))
+
+    def _norms(self, pool: Pool, S: Tensor | None, arrays: Sequence[Tensor | None]) -> tuple[Norms, list[Tensor]]:
+        """Norms of the tangent of each factor, and ``a`` of each member if the tangent is not formed.
+
+        The norms of ``a aᵀ`` are those of the smaller matrix ``aᵀ a``.
+        """
+        if S is not None:
+            return norm_(S), []
+        each = [seen_along(array, axis) for g, axis in pool.members if (array := arrays[g]) is not None]
+        norms = []
+        for a in each:
+            gram = a.new_empty(len(a), a.shape[2], a.shape[2], dtype=self.dtype)
+            product_(a.mT, a, gram)
+            norms.append(norm_(gram))
+        largest, square = (joined([getattr(norm, name) for norm in norms]) for name in ("largest", "square"))
+        return Norms(largest, square, None), each
 
     def _descend_(
         self,
@@ -234,42 +264,40 @@ class Whitener:
         usable: Tensor,
         pool: Pool,
         target: Target,
-        whitened: Sequence[Scaled],
-        S: Tensor,
-        damped: bool,
+        S: Tensor | None,
+        root: Tensor | None,
+        norms: tuple[Norms, list[Tensor]],
     ) -> Tensor:
-        """Move the factors of a pool along ``S − target``; return for each factor whether this tangent is finite."""
-        norm, square, direction = norm_(S)
-        if direction is not None and not damped:  # damping distorts the direction, as it is largest where g is small
-            for (g, _), rows in pool.rows.items():
-                if len(self.groups[g].dims) == 2:
-                    whitened[g].direction = direction[rows]
-        frobenius = square.add_(target.square).sqrt_()
-        pool.diagonal(S).sub_(target.diagonal)
-        return pool.step_(S, norm + target.norm, frobenius, lr, usable)
+        """Move the factors of a pool along ``S − target``, or along ``a aᵀ − target`` without forming that.
 
-    def _descend_thin_(
-        self,
-        lr: float | Tensor,
-        usable: Tensor,
-        pool: Pool,
-        target: Target,
-        arrays: Sequence[Tensor | None],
-        root: Tensor,
-    ) -> Tensor:
-        """Move the factors of a pool along ``a aᵀ − target`` without forming it, see ``move_along_``.
-
-        The norms of ``a aᵀ`` are those of the smaller matrix ``aᵀ a``.
+        Returns:
+            for each factor, whether this tangent is finite
         """
-        each = [seen_along(array, axis) for g, axis in pool.members if (array := arrays[g]) is not None]
-        norms = []
-        for a in each:
-            gram = a.new_empty(len(a), a.shape[2], a.shape[2], dtype=self.dtype)
-            product_(a.mT, a, gram)
-            norms.append(norm_(gram))
-        norm, square = (joined([getattr(norm, name) for norm in norms]) for name in ("largest", "square"))
+        (norm, square, _), each = norms
         frobenius = square.add_(target.square).sqrt_()
-        return pool.step_along_(each, root, target.diagonal, norm + target.norm, frobenius, lr, usable)
+        bound = norm + target.norm
+        if S is None:
+            assert root is not None
+            return pool.step_along_(each, root, target.diagonal, bound, frobenius, lr, usable)
+        pool.diagonal(S).sub_(target.diagonal)
+        return pool.step_(S, bound, frobenius, lr, usable, root)
+
+    def _stretches(
+        self, whitened: Sequence[Scaled], arrays: Sequence[Tensor | None], directions: Mapping[tuple[int, int], Tensor]
+    ) -> list[Callable[[], None]]:
+        """Tasks that multiply the slices of each matrix with the direction that it stretches most."""
+
+        def stretch(a: Scaled, array: Tensor, axis: int, x: Tensor) -> None:
+            assert a.slices is not None
+            product = torch.bmm(array if axis == 0 else array.mT, unit(x).to(array.dtype))
+            a.stretch = product.view_as(a.slices).to(a.slices.dtype)
+
+        tasks: list[Callable[[], None]] = []
+        for (g, dense), x in directions.items():
+            axis, array = self.groups[g].scale_axis, arrays[g]
+            if axis == 1 - dense and array is not None and array.ndim == 3:
+                tasks.append(partial(stretch, whitened[g], array, axis, x))
+        return tasks
 
 
 def _by_member(of_pools: Mapping[Pool, Tensor]) -> dict[tuple[int, int], Tensor]:

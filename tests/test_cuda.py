@@ -309,9 +309,9 @@ def test_grad_scaler_and_half_precision():
 
 
 def test_one_optimizer_after_the_other_leaves_no_memory_behind():
-    """A library that has a workspace for each stream would leave one for each optimizer that records its steps."""
-    left = []
-    for _ in range(4):
+    """Neither workspaces of libraries, one for each stream, nor the pools of graphs that are gone."""
+    left, reserved = [], []
+    for _ in range(6):
         model = nn.Linear(64, 64).cuda()
         optimizer = PSGD(model.parameters(), lr=0.01, probe=Whitening())
         for _ in range(20):
@@ -321,7 +321,10 @@ def test_one_optimizer_after_the_other_leaves_no_memory_behind():
         del model, optimizer
         gc.collect()
         left.append(torch.cuda.memory_allocated())
+        reserved.append(torch.cuda.memory_reserved())
     assert left[-1] - left[0] < 2**20
+    # The pool of the last optimizer is still there, and no other one.
+    assert reserved[-1] <= reserved[1]
 
 
 @pytest.mark.parametrize("probe", [Whitening(), FiniteDifference()], ids=lambda p: type(p).__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ T = TypeVar("T")
 WARM_UP = 2
 #: largest number of graphs that are kept, and of keys whose calls are counted
 MOST = 16
+#: devices on which graphs were freed, whose memory torch keeps for nobody, see ``Graphs._record``
+_freed: set[torch.device] = set()
 #: largest share of a device's memory for which steps are captured; kernels on more memory are long anyway
 LARGE = 1 / 16
 
@@ -91,6 +94,10 @@ class Graphs:
         """
         if not self.worthwhile:
             return False
+        if self._pool is None and self.device in _freed:
+            # Torch reuses the memory of a pool in no other pool, so that it would grow with every new optimizer.
+            _freed.discard(self.device)
+            torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         side = capture_stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
@@ -114,6 +121,8 @@ class Graphs:
             warn(f"PSGD goes on without CUDA graphs, as a step could not be recorded: {error}")
             return False
         torch.cuda.current_stream(self.device).wait_stream(side)
+        if self._pool is None:
+            weakref.finalize(self, _freed.add, self.device)
         self._pool = graph.pool()
         self._keep(key, graph, result)
         return True

@@ -18,9 +18,9 @@ from .packages import needs_inductor
 def compiled(request):
     if request.param == "inductor":
         needs_inductor()
-    torch._dynamo.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, about what it imports and traces
+        torch._dynamo.reset()
         yield torch.compile(small_model(torch.float64), backend=request.param)
 
 

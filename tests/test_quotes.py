@@ -247,8 +247,8 @@ QUOTES: list[tuple[str, str, Sequence[float]]] = [
     ),
     (
         "README.md",
-        "# ms in tf32 and # ms with a `bfloat16` `Q`. In the same run fused AdamW takes # ms, Muon # ms, SOAP # ms (# ms "
-        "without the steps that find eigenvectors) and kron_torch # ms.",
+        "# ms in tf32 and # ms with a `bfloat16` `Q`. In the same run fused AdamW takes # ms, Muon # ms, SOAP # ms "
+        "(# ms without the steps that find eigenvectors) and kron_torch # ms.",
         [
             *map(step, ("PSGD", "PSGD, bf16 Q", "AdamW", "Muon", SOAP)),
             cell("step", SOAP, "median ms"),

@@ -507,6 +507,15 @@ MUTANTS = [
         ("columns are multiplied as rows", "M = v.mT if by_column else", "M ="),
         ("lengths before the scale is applied", "torch.mul(v, scale, out=out)\n", "out.copy_(v)\n"),
     ),
+    *of(
+        "groups/base.py",
+        "groups/test_base.py",
+        (
+            "a direction that is known hides a long slice",
+            "longest = self.slices.flatten(1).amax(1)",
+            "longest = torch.zeros(())",
+        ),
+    ),
     # Zero gradients and outliers.
     *of(
         "probes/whitening.py",

@@ -81,14 +81,15 @@ class Scaled:
         """Largest singular value of each array, as a matrix with one row for each slice along the axis of the scale.
 
         The result is an estimate, which except for rounding is never too large. If ``stretch`` is known, the result is
-        its length. Otherwise it is found by power iteration from two starts: the sum of all slices, which contains a
-        direction that many slices share, and the longest slice, for the case that it dominates alone. The result is
-        None if the lengths of slices are unknown.
+        its length, or that of the longest slice, which may lie in another direction. Otherwise it is found by power
+        iteration from two starts: the sum of all slices, which contains a direction that many slices share, and the
+        longest slice, for the case that it dominates alone. The result is None if the lengths of slices are unknown.
         """
         if self.scale is None or self.slices is None:
             return None
         if self.stretch is not None:
-            return torch.linalg.vector_norm(self.stretch.flatten(1), dim=1)
+            longest = self.slices.flatten(1).amax(1)
+            return torch.maximum(torch.linalg.vector_norm(self.stretch.flatten(1), dim=1), longest)
         M, scale = unfold(self.v, axis), self.scale.flatten(1).unsqueeze(2).to(self.v.dtype)
         squares = scale.square()
         longest = self.slices.flatten(1).argmax(1).view(-1, 1, 1)

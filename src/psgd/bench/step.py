@@ -155,7 +155,7 @@ def draw(outcomes: Sequence[Outcome]) -> Picture:
 
 BENCHMARK = Benchmark(
     "step",
-    "One step of the optimizer at the shapes of GPT-2",
+    "One step of the optimizer at the shapes of a transformer",
     "Milliseconds for optimizer.step() with random gradients and float32 parameters; tf32 is allowed. The mean differs "
     "from the median where some steps cost more than others.",
     tasks,

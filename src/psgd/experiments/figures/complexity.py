@@ -235,7 +235,7 @@ FIGURE = Figure(
             "MNIST: an iteration takes no more than 1.5 times as long as its arithmetic alone.",
             (MNIST,),
             close_to_floor,
-            note="The margin is small: two runs of the same code on a shared machine gave 1.42 and 1.49.",
+            note="The margin is small: runs on shared machines gave 1.41, 1.42 and 1.49.",
             source="ours",
         ),
         Claim(

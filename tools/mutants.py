@@ -516,6 +516,11 @@ MUTANTS = [
             "longest = torch.zeros(())",
         ),
     ),
+    *of(
+        "engine/diagonal.py",
+        "ops/test_streams.py",
+        ("tasks free what others may read", "(a.scale, a.slices, a.stretch) for", "(a.scale, a.slices) for"),
+    ),
     # Zero gradients and outliers.
     *of(
         "probes/whitening.py",

@@ -8,7 +8,7 @@ infinity, a loss multiplied by up to 1e12, a gradient of 1e30, gradients that ar
 without a gradient for a while. Every ``--checkpoint`` steps it is saved, and a new one goes on from the file. At the
 end its loss must be close to that of the other, memory must not have grown, and all of ``Q`` must be finite. With
 ``--seconds`` it ends after that time, however many steps that are, and memory is compared with that after a tenth of
-the time. In both cases it goes on until there has been no fault for ``CALM`` steps, as the loss is higher after one.
+the time. In both cases it then goes on without new faults for ``CALM`` steps, as the loss is higher after one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from psgd import PSGD, Whitening
 
-#: number of steps without a fault before losses are compared
+#: number of steps without a fault at the end, before losses are compared
 CALM = 100
 FAULTS = ("NaN", "infinity", "loss", "huge", "zeros", "missing")
 
@@ -52,18 +52,14 @@ class Faults:
         self.rate = rate
         self.kind = ""
         self.left = 0
-        #: number of steps since the last fault
-        self.since = 0
 
     def next(self) -> str:
         """Name of the fault of a step, or an empty string; zeros and missing gradients last for some steps."""
-        self.since += 1
         if self.left:
-            self.left, self.since = self.left - 1, 0
+            self.left -= 1
             return self.kind
         if self.random.random() >= self.rate:
             return ""
-        self.since = 0
         self.kind = self.random.choice(FAULTS)
         self.left = self.random.randrange(50) if self.kind in ("zeros", "missing") else 0
         return self.kind
@@ -111,7 +107,7 @@ def main() -> int:
     model, calm = network().to(arguments.device), network().to(arguments.device)
     optimizer, other = optimizer_of(model, arguments.lr), optimizer_of(calm, arguments.lr)
     faults, counts = Faults(arguments.rate), dict.fromkeys(FAULTS, 0)
-    resident, began = 0, time.monotonic()
+    resident, calm_steps, began = 0, 0, time.monotonic()
     for step in itertools.count(1):
         rows = torch.randint(0, 256, (32,), generator=generator).to(arguments.device)
         optimizer.zero_grad()
@@ -134,7 +130,9 @@ def main() -> int:
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
         seconds = time.monotonic() - began
-        last = (step >= arguments.steps or seconds > arguments.seconds) and faults.since >= CALM
+        if step >= arguments.steps or seconds > arguments.seconds:
+            faults.rate, faults.left, calm_steps = 0.0, 0, calm_steps + 1
+        last = calm_steps > CALM
         early = step < arguments.steps / 10 and seconds < arguments.seconds / 10
         if not resident and not early and step % arguments.checkpoint == 0:
             resident = memory()

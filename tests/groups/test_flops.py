@@ -74,7 +74,8 @@ def test_whitening(shape, max_dense):
     for chores in (Chores.of(number, 0.1) for number in range(KINDS)):
         update = partial(pooled.whiten_, damping=1e-3 * chores.damping, ok=torch.tensor(True), tidy=chores.tidy)
         each.append(counted(lambda update=update: update([g], 0.1)) / 2)
-    # An update without damping stretches the direction that it finds, which the diagonal factor counts as its own.
+    # An update without damping multiplies slices with the direction that it finds. `flops` counts this product for the
+    # diagonal factor, which `products` leaves out.
     finds = (
         group.scale_axis is not None
         and len(shape) == 2

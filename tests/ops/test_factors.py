@@ -48,6 +48,19 @@ def test_a_scaled_array_is_the_product_rounded_once(device, dtype, shape, scale_
 
 
 @devices
+def test_there_may_be_more_blocks_than_programs(device):
+    """CUDA has at most 65,535 programs along the second axis of a grid."""
+    v, scale = on(device, 70_000, 2, 3), on(device, 70_000, 2, 1, seed=1)
+    assert not kernels.fits_grid(v)
+    assert torch.equal(kernels.scaled(v, scale, torch.empty_like(v)), v * scale)
+    Q, change = on(device, 70_000, 2, 2), on(device, 70_000, 2, 2, seed=2)
+    expected = Q - 0.5 * change
+    assert torch.equal(kernels.asymmetry(Q), Q - Q.mT)
+    kernels.descend_(Q, change, torch.full((70_000,), 0.5, device=device))
+    torch.testing.assert_close(Q, expected)
+
+
+@devices
 @pytest.mark.parametrize(("shape", "scale_shape"), BROADCASTS, ids=str)
 def test_positions_find_their_scale(device, shape, scale_shape):
     v, scale = on(device, *shape), on(device, *scale_shape, seed=1)

@@ -45,8 +45,8 @@ def limit_(bucket: Bucket, d: Preconditioned, length: Tensor, max_rms: float) ->
     lengths = bucket.split(length)
     divisors = [None] * len(axes) if d.divisor is None else bucket.split(d.divisor)
     each = zip(bucket.stacks, d.arrays, lengths, divisors, strict=True)
-    # Tasks replace scales and slices, but must not free what they read: other tasks could get that memory.
-    read = [(a.scale, a.slices) for a in d.arrays]
+    # Tasks replace these tensors, but must not free what they read: other tasks could get that memory.
+    read = [(a.scale, a.slices, a.stretch) for a in d.arrays]
     # The arrays are large, but reading them once, by one kernel each, leaves most of a device idle.
     new = at_once([partial(_limit_stack_, *of_stack, max_rms) for of_stack in each], lengths, bucket.device)
     del read

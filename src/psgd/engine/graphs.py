@@ -22,7 +22,7 @@ T = TypeVar("T")
 WARM_UP = 2
 #: largest number of graphs that are kept, and of keys whose calls are counted
 MOST = 16
-#: devices on which graphs were freed, whose memory torch keeps for nobody, see ``Graphs._record``
+#: devices on which graphs were freed; torch still reserves the memory of their pools, see ``Graphs._record``
 _freed: set[torch.device] = set()
 #: largest share of a device's memory for which steps are captured; kernels on more memory are long anyway
 LARGE = 1 / 16
@@ -95,9 +95,11 @@ class Graphs:
         if not self.worthwhile:
             return False
         if self._pool is None and self.device in _freed:
-            # Torch reuses the memory of a pool in no other pool, so that it would grow with every new optimizer.
+            # Torch uses the memory of a pool for no other pool: reserved memory would grow with every new optimizer.
             _freed.discard(self.device)
             torch.cuda.empty_cache()
+        if self._pool is None:
+            weakref.finalize(self, _freed.add, self.device)
         graph = torch.cuda.CUDAGraph()
         side = capture_stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
@@ -121,8 +123,6 @@ class Graphs:
             warn(f"PSGD goes on without CUDA graphs, as a step could not be recorded: {error}")
             return False
         torch.cuda.current_stream(self.device).wait_stream(side)
-        if self._pool is None:
-            weakref.finalize(self, _freed.add, self.device)
         self._pool = graph.pool()
         self._keep(key, graph, result)
         return True

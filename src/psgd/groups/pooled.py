@@ -26,9 +26,6 @@ from .whitener import Whitener
 if TYPE_CHECKING:
     from .inverse_free import InverseFree
 
-#: number of slices that are enough to find the direction that many of them share
-SAMPLE = 1024
-
 
 class Pooled(Groups):
     """Inverse-free groups, fitted together.
@@ -123,9 +120,9 @@ class Pooled(Groups):
         return joined(at_once(tasks, [a.v for a in arrays], self.device))
 
     def _directions(self, arrays: Sequence[Scaled]) -> dict[int, Tensor]:
-        """Direction that each matrix stretches much, by group: the one that about ``SAMPLE`` of its slices share.
+        """Direction that each matrix stretches most, by group, from Gram matrices along the dense axis.
 
-        It is found from Gram matrices along the dense axis; those of one size share each power iteration.
+        Matrices of one size share each power iteration.
         """
         by_size: dict[int, list[int]] = {}
         for k, group in enumerate(self.groups):
@@ -137,11 +134,9 @@ class Pooled(Groups):
             counts = [self.counts[k] for k in members]
             S = arrays[members[0]].v.new_empty(sum(counts), n, n)
             for k, part in zip(members, S.split(counts), strict=True):
-                a, axis = arrays[k], self.groups[k].scale_axis
-                assert a.scale is not None
+                axis = self.groups[k].scale_axis
                 assert axis is not None
-                some = (slice(None),) * (axis + 1) + (slice(None, None, max(self.groups[k].dims[axis] // SAMPLE, 1)),)
-                gram_(a.v[some], 1 - axis, part, a.scale[some])
+                gram_(arrays[k].v, 1 - axis, part, arrays[k].scale)
             direction = norm_(S).direction
             assert direction is not None
             directions.update(zip(members, direction.split(counts), strict=True))

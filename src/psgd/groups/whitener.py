@@ -222,7 +222,10 @@ class Whitener:
                 rows = a.slices.view_as(S)
             else:
                 rows = torch.empty_like(S)
-                gram_(a.v, axis, rows, a.scale)
+                if array is None:
+                    gram_(a.v, axis, rows, a.scale)
+                else:
+                    gram_(array, axis, rows)
                 if axis == self.groups[g].scale_axis:
                     a.slices = along(rows, a.v, axis)
             if add:
@@ -232,7 +235,7 @@ class Whitener:
 
         of = _by_member(tangents)
         rounds = [pool for pool in tangents if pool.dense and pool not in roots]
-        # Lengths of rows and copies use little of what products of matrices need: they run in parallel to them.
+        # Lengths of rows and copies wait for memory, and products of matrices for arithmetic: they run in parallel.
         small = self.factors.root_numel
         tasks: list[Callable[[], Any]] = [partial(low, pool.Q) for pool in rounds]
         tasks += [partial(see_, g, axis, S) for (g, axis), S in of.items()]

@@ -19,11 +19,18 @@ CHUNK = 4096
 TILE = 64
 #: largest number of elements of a block: positions within it are 32-bit numbers
 MOST = 2**31 - CHUNK
+#: largest number of blocks: CUDA has no more programs along the second axis of a grid
+MOST_BLOCKS = 65_535
 
 
 def _aligned(*sizes_and_tensors: int | Tensor) -> bool:
     """Whether 16 bytes can be read at once: all sizes and the addresses of all tensors are multiples of 16."""
     return all((x.data_ptr() if isinstance(x, Tensor) else x) % 16 == 0 for x in sizes_and_tensors)
+
+
+def fits_grid(v: Tensor) -> bool:
+    """Whether kernels with a program for each block, and for each part of it, can process an array ``(B, *dims)``."""
+    return len(v) <= MOST_BLOCKS and v[0].numel() < MOST
 
 
 def scaled(v: Tensor, scale: Tensor, out: Tensor) -> Tensor:
@@ -34,7 +41,7 @@ def scaled(v: Tensor, scale: Tensor, out: Tensor) -> Tensor:
         scale: one number for each block, or a vector along one axis; it has as many axes as ``v``
         out: output, contiguous and of any dtype
     """
-    if not (ready(v.device, "scaled") and v.is_contiguous() and scale.is_contiguous() and v[0].numel() < MOST):
+    if not (ready(v.device, "scaled") and v.is_contiguous() and scale.is_contiguous() and fits_grid(v)):
         return torch.mul(v, scale, out=out)
     _launch_scaled(v, scale, out)
     torch.autograd.graph.increment_version(out)
@@ -123,7 +130,7 @@ def descend_(Q: Tensor, change: Tensor, step: Tensor, diagonal: Tensor | None = 
         step: ``(N,)``
         diagonal: diagonals of ``D``, ``(N, n)``, or ``(N, 1)`` for multiples of the identity
     """
-    if ready(Q.device, "descend") and Q.is_contiguous() and change.is_contiguous() and Q[0].numel() < MOST:
+    if ready(Q.device, "descend") and Q.is_contiguous() and change.is_contiguous() and fits_grid(Q):
         _launch_descend(Q, change, step.contiguous(), None if diagonal is None else diagonal.contiguous())
         torch.autograd.graph.increment_version(Q)
         return
@@ -190,7 +197,7 @@ def _descend(  # type: ignore[no-untyped-def]
 
 def asymmetry(Q: Tensor) -> Tensor:
     """``Q − Qᵀ`` of a stack of matrices."""
-    if not (ready(Q.device, "asymmetry") and Q.is_contiguous() and Q[0].numel() < MOST):
+    if not (ready(Q.device, "asymmetry") and Q.is_contiguous() and fits_grid(Q)):
         return Q - Q.mT
     return _launch_asymmetry(Q)
 

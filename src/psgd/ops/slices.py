@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .factors import MOST
+from .factors import fits_grid
 from .triton import jit, multiple, ready, tl, trial, triton, wide
 
 #: rows and columns of the tile that a program handles at a time, if slices are rows, and if they are columns
@@ -36,12 +36,7 @@ def measure_slices(
     others = [i for i in range(1, v.ndim) if scale.shape[i] == 1]
     by_row, by_column = scale.shape[1] > 1, scale.shape[-1] > 1
     tensors = [t for t in (v, scale, out, x) if t is not None]
-    if (
-        (by_row or by_column)
-        and ready(v.device, "slices")
-        and all(t.is_contiguous() for t in tensors)
-        and v[0].numel() < MOST
-    ):
+    if (by_row or by_column) and ready(v.device, "slices") and all(t.is_contiguous() for t in tensors) and fits_grid(v):
         lengths = scale.new_empty(scale.shape, dtype=dtype)
         products = None if x is None else torch.empty_like(lengths)
         _launch(v, scale, out, x, lengths, products, by_row)

@@ -160,10 +160,10 @@ def error_under(level: float, measure: Callable[[Result], float] = best_error) -
     return check
 
 
-def best_settled(result: Result) -> tuple[float, float]:
-    """Lowest mean of three successive test errors, and the epoch of the last of the three."""
-    errors, epochs = result.column("error"), result.column("epoch")
-    means = [(fmean(errors[max(k - 2, 0) : k + 1]), epochs[k]) for k in range(min(2, len(errors) - 1), len(errors))]
+def best_settled(result: Result, column: str = "error") -> tuple[float, float]:
+    """Lowest mean of three successive test errors, or test losses, and the epoch of the last of the three."""
+    values, epochs = result.column(column), result.column("epoch")
+    means = [(fmean(values[max(k - 2, 0) : k + 1]), epochs[k]) for k in range(min(2, len(values) - 1), len(values))]
     return min(means)
 
 

@@ -193,7 +193,8 @@ QUOTES: list[tuple[str, str, Sequence[float]]] = [
     ("docs/choose.md", "# ms [for the update at N = 2001]", [cell("dense", "n = 2001", "rank two")]),
     (
         "docs/choose.md",
-        "# ms [at the shapes of GPT-2](results.md#one-step), where AdamW takes # ms; # to 2.5 ms for a step that does not",
+        "# ms [at the shapes of GPT-2](results.md#one-step), where AdamW takes # ms; # to 2.5 ms for a step that "
+        "does not",
         [step("PSGD"), step("AdamW"), step("PSGD, no update")],
     ),
     ("docs/choose.md", "# ms in bfloat16 at the same shapes", [step("PSGD, bf16 Q")]),

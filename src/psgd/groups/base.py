@@ -54,6 +54,11 @@ class Scaled:
         self.slices, _ = measure_slices(self.v, self.scale, out)
         return out
 
+    def find_stretch(self, rows: Tensor, x: Tensor) -> None:
+        """Find ``stretch`` from the slices, as rows of matrices ``(B, n, m)``, and from ``x`` as in ``length``."""
+        assert self.slices is not None
+        self.stretch = torch.bmm(rows, unit(x).to(rows.dtype)).view_as(self.slices).to(self.slices.dtype)
+
     def limit_slices_(self, most: float, divisor: Tensor | None) -> Tensor | None:
         """Shorten slices along the axis of the scale to a root mean square of ``most``.
 

@@ -15,7 +15,7 @@ from ..ops.real import shaped
 from ..ops.streams import at_once
 from .all_factors import AllFactors, Target, power_to_one
 from .axes import along, gram_, low, low_dtype, multiply_axes, multiply_axis, product_, seen_along
-from .base import Preconditioned, Scaled, joined, unit
+from .base import Preconditioned, Scaled, joined
 from .near_symmetric import NearSymmetric, Norms, norm_
 from .pool import Pool, put_back_
 
@@ -80,8 +80,7 @@ class Whitener:
         # The targets depend on the gradients but little on the work before: they are found while P is formed.
         tasks: list[Callable[[], Any]] = [of_support, *(pool.P for pool in formed)]
         (targets, drawn), *products = at_once(tasks, [lengths, *(pool.Q for pool in formed)], self.device)
-        usable = usable & (drawn > 0)
-        Ps: dict[Pool, Tensor] = dict(zip(formed, products, strict=True))
+        usable, Ps = usable & (drawn > 0), dict[Pool, Tensor](zip(formed, products, strict=True))
         del products
         whitened = self._precondition(gs, Ps, roots, weight, outs or [None] * len(gs))
         gs.clear()
@@ -94,9 +93,8 @@ class Whitener:
         arrays = self._at_once(self._rounded, range(len(whitened)), whitened, sizes=[a.v for a in whitened])
         length = self._see_(whitened, arrays, tangents, roots, add=damping > 0)
         sizes = [pool.Q for pool in self.pools]
-        norms = at_once(
-            [partial(self._norms, pool, tangents.get(pool), arrays) for pool in self.pools], sizes, self.device
-        )
+        of_norms = [partial(self._norms, pool, tangents.get(pool), arrays) for pool in self.pools]
+        norms = at_once(of_norms, sizes, self.device)
         steps = [
             partial(self._descend_, lr, usable, pool, target, tangents.get(pool), roots.get(pool), of_pool)
             for pool, target, of_pool in zip(self.pools, targets, norms, strict=True)
@@ -104,11 +102,10 @@ class Whitener:
         # Damping distorts directions, as it is largest where g is small.
         known = {} if damping else {pool: of_pool for pool, (of_pool, _) in zip(self.pools, norms, strict=True)}
         directions = {pool: x for pool, of_pool in known.items() if (x := of_pool.direction) is not None}
-        stretches = self._stretches(whitened, arrays, _by_member(directions))
-        tasks = [*stretches, *steps]
-        finite = at_once(tasks, [*[lengths] * len(stretches), *sizes], self.device)[len(stretches) :]
-        # Freed before more memory is needed.
-        del norms, steps, stretches, tasks, known, directions
+        tasks = [*self._stretches(whitened, arrays, _by_member(directions)), *steps]
+        small = [lengths] * (len(tasks) - len(steps))
+        finite = at_once(tasks, [*small, *sizes], self.device)[len(small) :]
+        del norms, of_norms, steps, tasks, known, directions  # freed before more memory is needed
         for large in (tangents, roots, arrays):
             large.clear()
         if tidy or rescale:
@@ -290,16 +287,11 @@ class Whitener:
     ) -> list[Callable[[], None]]:
         """Tasks that multiply the slices of each matrix with the direction that it stretches most."""
 
-        def stretch(a: Scaled, array: Tensor, axis: int, x: Tensor) -> None:
-            assert a.slices is not None
-            product = torch.bmm(array if axis == 0 else array.mT, unit(x).to(array.dtype))
-            a.stretch = product.view_as(a.slices).to(a.slices.dtype)
-
         tasks: list[Callable[[], None]] = []
         for (g, dense), x in directions.items():
             axis, array = self.groups[g].scale_axis, arrays[g]
             if axis == 1 - dense and array is not None and array.ndim == 3:
-                tasks.append(partial(stretch, whitened[g], array, axis, x))
+                tasks.append(partial(whitened[g].find_stretch, array if axis == 0 else array.mT, x))
         return tasks
 
 

@@ -119,18 +119,18 @@ def descend_rank_two_(
     """``Q ← scale · (Q − step · triu(x yᵀ + y xᵀ) Q)`` for vectors, in O(n²) and in place.
 
     With ``U = [x y]`` and ``W = [y x]ᵀ``, row i of the product is ``U_i Σ_{j≥i} W_j Q_j``: for a block of rows a small
-    triangular product, and ``U`` times the sum over the rows below. One batched product serves many blocks, as their
-    sums are computed first. On a CPU, ``Q`` goes through a cache in this way; on a GPU, a Triton kernel does it.
+    triangular product, and ``U`` times the sum over the rows below. The sums of many blocks are computed first, so that
+    one batched product updates all of them. On a GPU a Triton kernel does the same.
 
     Args:
-        block_rows: rows of a small triangular product; by default as many as fit a cache
+        block_rows: rows of a small triangular product, or None for the number that is fastest
     """
     U = torch.cat([x, y], -1) * step
     W = torch.cat([y, x], -1).mT
     bs, at_once = _block_rows(Q.device, Q.shape[1], block_rows)
-    one_ = parallel.descend_ if parallel.possible(Q) else partial(_from_below_, bs=bs, at_once=at_once)
+    descend_one_ = parallel.descend_ if parallel.possible(Q) else partial(_from_below_, bs=bs, at_once=at_once)
     for q, u, w, s in zip(Q, U, W, scale, strict=True):
-        one_(q, u, w, s)
+        descend_one_(q, u, w, s)
 
 
 def _block_rows(device: torch.device, n: int, block_rows: int | None = None) -> tuple[int, int]:
